@@ -204,15 +204,11 @@ def _serve_connected(
     while not stop.is_set():
         if time.monotonic() >= tidy_at:
             tidy_at = time.monotonic() + _TIDY_SECONDS
-            _tidy(engine)
+            with engine.begin() as connection:
+                drop_left_stages(connection)
         while claims.claim(tools):
             pass
         claims.wait_for_room(_POLL_SECONDS)
-
-
-def _tidy(engine: Engine) -> None:
-    with engine.begin() as connection:
-        drop_left_stages(connection)
 
 
 def _beat(claims: Claims, heart: Engine, seconds: float, stop: threading.Event) -> None:

@@ -524,13 +524,8 @@ def await_job(context: RunContext, progress: ClaimProgress, job_id: UUID, wait: 
             has_advanced = True
         if job.is_terminal:
             return job
-        wait(_pause_of(job))
-
-
-def _pause_of(job: Job) -> float:
-    """Return the seconds between two polls of a job, from 0.05 to 2, in proportion to its remaining time."""
-    eta = job.eta_seconds
-    return 0.1 if eta is None else min(2.0, max(0.05, 0.1 * eta))
+        eta = job.eta_seconds
+        wait(0.1 if eta is None else min(2.0, max(0.05, 0.1 * eta)))
 
 
 def delete_failed(context: RunContext, progress: ClaimProgress, job: Job) -> None:

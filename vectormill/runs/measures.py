@@ -137,6 +137,7 @@ def count_blocks(connection: Connection, generation: Generation) -> TableSize:
 # The distance operators of the vector types that can have an index.
 DISTANCE_OPERATORS: Final = {FLOAT32: "<=>", FLOAT16: "<=>", BINARY: "<~>"}
 
+# The name of a valid index on the vectors of a generation.
 FIND_INDEX: Final = text("""
     SELECT own.relname
       FROM pg_index AS index
@@ -145,13 +146,6 @@ FIND_INDEX: Final = text("""
      WHERE index.indrelid = to_regclass(:table) AND index.indisvalid AND method.amname IN ('hnsw', 'ivfflat')
      ORDER BY own.relname LIMIT 1
 """)
-
-
-def find_vector_index(connection: Connection, generation: Generation) -> str | None:
-    """Return the name of a valid index on the generation's vectors; None if there is none."""
-    table = f"vectormill.{generation.table_name}"
-    name: str | None = connection.execute(FIND_INDEX, {"table": table}).scalar_one_or_none()
-    return name
 
 
 # Samples whole blocks, as a sample of single rows would read every block. `share` is in percent.
@@ -226,7 +220,8 @@ def measure_recall(
     if not generation.spec.has_output(DENSE) or generation.spec.vector_type == INT8:
         return None
     with engine.connect() as connection:
-        index = find_vector_index(connection, generation)
+        table = f"vectormill.{generation.table_name}"
+        index = connection.execute(FIND_INDEX, {"table": table}).scalar_one_or_none()
         if index is None:
             return None
         queries = sample_rows(connection, generation, max_queries)

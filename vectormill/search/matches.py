@@ -123,11 +123,9 @@ class Plans:
                 num_rows = max(num_rows, estimate_num_rows(self._connection, table) or 0)
             return PlannedReading(by_index, num_rows, None)
         if any(is_scan(node) and "Filter" in node for node in of_attributes):
-            return PlannedReading(by_index, self._count_attributes(attributes), num_filtered)
+            num_rows = estimate_num_rows(self._connection, attributes) or 0
+            return PlannedReading(by_index, num_rows, num_filtered)
         return PlannedReading(by_index, None, num_filtered)
-
-    def _count_attributes(self, attributes: str) -> int:
-        return estimate_num_rows(self._connection, attributes) or 0
 
 
 def is_scan(node: Mapping[str, Any]) -> bool:

@@ -111,7 +111,7 @@ def make_query_vector(
         values["query"], document = find_like(connection, generation, kind, like, values)
     else:
         assert embedding is not None, "a search without a row that it is like has a vector"
-        values["query"] = write_query(embedding, kind)
+        values["query"] = write_signs(embedding) if kind == BINARY else write_vector(embedding)
     compared = f"{distance.column} {distance.operator} CAST(:query AS {distance.query_type})"
     return QueryVector(compared, values, find_unit(generation, kind), document)
 
@@ -214,10 +214,6 @@ def load_ranges(connection: Connection, generation: Generation, kind: str) -> di
 
 def find_unit(generation: Generation, kind: str) -> float:
     return 2 / generation.spec.dimensions if kind == BINARY else 1.0
-
-
-def write_query(embedding: npt.NDArray[np.float32], kind: str) -> str:
-    return write_signs(embedding) if kind == BINARY else write_vector(embedding)
 
 
 def find_like(

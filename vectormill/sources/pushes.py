@@ -238,16 +238,6 @@ def load_part(connection: Connection, run_id: UUID, *, after: int) -> PushPart |
     return None if row is None else PushPart(row.seq, decode_payload(row.items))
 
 
-def find_num_parts(connection: Connection, run_id: UUID) -> int | None:
-    """Return the number of parts that the push had when its run was queued; None if it was not recorded."""
-    num_parts: int | None = connection.execute(COUNT_PARTS, {"run_id": run_id}).scalar_one_or_none()
-    return num_parts
-
-
-def count_items(connection: Connection, run_id: UUID) -> int:
-    return int(connection.execute(COUNT_ITEMS, {"run_id": run_id}).scalar_one())
-
-
 def prune_pushes(connection: Connection, timeout_seconds: float) -> None:
     """Fail pushes that were silent for `timeout_seconds`, and delete the parts of runs that have ended."""
     connection.execute(FAIL_SILENT_PUSHES, {"timeout_seconds": timeout_seconds, "error": BROKEN_OFF})
@@ -265,13 +255,16 @@ class PushReader(Reader):
         if self._place.run_id is None:
             return
         seq, num_parts = -1, 0
+        num_written: int | None = None
         try:
             while True:
                 with self._place.engine.connect() as connection:
                     part = load_part(connection, self._place.run_id, after=seq)
-                    num_written = find_num_parts(connection, self._place.run_id) if part is None else None
-                if part is None:
-                    break
+                    if part is None:
+                        # The parts when the run was queued; None if that was not recorded.
+                        counted = connection.execute(COUNT_PARTS, {"run_id": self._place.run_id})
+                        num_written = counted.scalar_one_or_none()
+                        break
                 seq = part.seq
                 num_parts += 1
                 yield part.items
@@ -292,4 +285,4 @@ class PushReader(Reader):
         if self._place.run_id is None:
             return None
         with self._place.engine.connect() as connection:
-            return count_items(connection, self._place.run_id)
+            return int(connection.execute(COUNT_ITEMS, {"run_id": self._place.run_id}).scalar_one())

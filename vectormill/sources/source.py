@@ -341,21 +341,14 @@ def refuse_unfit(source: Source, spec: EncodingSpec | None) -> None:
             f"The source sets text_pair to {pair!r}, but the collection's task, {spec.task}, reads one text per row; "
             "remove text_pair."
         )
-    if not needs_pairs(spec):
+    # A classifier, which has labels, reads single texts too.
+    if spec.task != JUDGE or spec.labels:
         return
     how_to_pair = KINDS[source.kind].how_to_pair
     if pair is None and how_to_pair is not None:
         raise InvalidOption(f"{spec.model!r} compares two texts{how_to_pair}.")
     if parse_split(source).by != NONE:
         raise InvalidOption("Pairs of texts cannot be split; remove split.")
-
-
-def needs_pairs(spec: EncodingSpec) -> bool:
-    """Return True if every item must be a pair: the task is `score` and the model has no labels.
-
-    A classifier, which has labels, reads single texts too.
-    """
-    return spec.task == JUDGE and not spec.labels
 
 
 def takes_pairs(source: Source, spec: EncodingSpec) -> bool:

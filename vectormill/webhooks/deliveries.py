@@ -3,9 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, text
 
 from vectormill.domain.errors import DeliveryNotFound, WebhookDisabled, WebhookNotFound
 from vectormill.domain.states import States
@@ -74,12 +74,12 @@ def claim_deliveries(
     claimed = claim(
         connection, DELIVERIES, CLAIM_DELIVERIES, owner=owner, lease_seconds=lease_seconds, **values
     )
-    return [(lease, _posting(row)) for lease, row in claimed]
-
-
-def _posting(row: Row[Any]) -> Posting:
-    secrets = [secret for secret in (row.secret, row.former_secret) if secret is not None]
-    return Posting(row.webhook_id, name_message(row.event_id), row.payload, row.url, secrets)
+    postings = []
+    for lease, row in claimed:
+        secrets = [secret for secret in (row.secret, row.former_secret) if secret is not None]
+        posting = Posting(row.webhook_id, name_message(row.event_id), row.payload, row.url, secrets)
+        postings.append((lease, posting))
+    return postings
 
 
 RECORD_REPLY = DELIVERIES.compose_release("""

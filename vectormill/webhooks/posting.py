@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 import httpx
+from standardwebhooks import Webhook
 
-from vectormill.webhooks.signature import make_headers
 from vectormill.webhooks.targets import refuse_address
 from vectormill.webhooks.webhook import Posting, Reply
 
@@ -87,7 +87,18 @@ class Poster:
 
         A failed attempt is a reply with an error, and raises nothing.
         """
-        headers = make_headers(posting.message_id, posting.payload, posting.secrets, datetime.now(UTC))
+        now = datetime.now(UTC)  # a receiver refuses messages older than five minutes
+        # One signature per secret, so that both work while a secret is rotated.
+        signatures = [
+            Webhook(secret).sign(posting.message_id, now, posting.payload) for secret in posting.secrets
+        ]
+        headers = {
+            "content-type": "application/json",
+            "user-agent": USER_AGENT,
+            "webhook-id": posting.message_id,
+            "webhook-timestamp": str(int(now.timestamp())),
+            "webhook-signature": " ".join(signatures),
+        }
         transport = CheckedTransport(
             httpx.AsyncHTTPTransport(verify=self._certificates, trust_env=False),
             allows_private=self._allows_private,
@@ -103,7 +114,7 @@ class Poster:
                     "POST",
                     posting.url,
                     content=posting.payload.encode(),
-                    headers={**headers, "user-agent": USER_AGENT},
+                    headers=headers,
                     follow_redirects=False,
                 ) as response,
             ):

@@ -212,7 +212,8 @@ def fill(
         for name, parameter in held.items():
             stored = _name_in_whole(name, layout, first_layer)
             shape = files.shape(stored)
-            dim, ranges = _own_ranges(cuts.get(name, parameter), shape, _num_joined(name, joined))
+            num_joined = next((count for path, count in joined.items() if f".{path}." in name), 1)
+            dim, ranges = _own_ranges(cuts.get(name, parameter), shape, num_joined)
             parts[name] = stored, dim, ranges
             num_slices = sum(end - start for start, end in ranges)
             num_bytes += files.count_bytes(stored, prod(shape) // shape[dim] * num_slices)
@@ -248,10 +249,6 @@ def _own_ranges(parameter: Tensor, shape: tuple[int, ...], num_joined: int) -> t
     step = -(-part // mesh.size())  # like torch.chunk: the last ranks may have less, or nothing
     start, end = (min(part, step * (mesh.get_local_rank() + ahead)) for ahead in (0, 1))
     return placement.dim, [(part * number + start, part * number + end) for number in range(num_joined)]
-
-
-def _num_joined(name: str, joined: Mapping[str, int]) -> int:
-    return next((count for path, count in joined.items() if f".{path}." in name), 1)
 
 
 def _name_in_whole(name: str, layout: Layout, first_layer: int) -> str:

@@ -56,14 +56,10 @@ class DeviceCapacity:
 def measure_room(device: Device, memory_share: float) -> DeviceCapacity:
     """Return the room on a device, of whose memory others and the plan together may fill `memory_share`."""
     share = memory_share * (MPS_SHARE if device.kind == MPS else 1)
-    used = count_used_bytes(device)
+    # The bytes that were in use when the device was detected, if that is known.
+    used = 0 if device.free_bytes is None else max(0, device.memory_bytes - device.free_bytes)
     capacity = int(device.memory_bytes * share) - used - OVERHEAD_BYTES[device.kind]
     return DeviceCapacity(device.name, device.kind, max(0, capacity), guess_flops(device), used, device.card)
-
-
-def count_used_bytes(device: Device) -> int:
-    """Return the bytes of the device's memory that were in use when it was detected; 0 if unknown."""
-    return 0 if device.free_bytes is None else max(0, device.memory_bytes - device.free_bytes)
 
 
 def memory_for(kind: str, capacity_bytes: int, memory_share: float) -> int:
