@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from indexer.context import RunContext
 from tests.building import hold_nothing
@@ -21,6 +21,8 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Item
 from vectormill.models.registry import Registry
 from vectormill.runs.run import INDEX, INDEXING, RUNNING, Run, RunCounts
+from vectormill.search.matches import find_matches
+from vectormill.search.search import Nearest, Search
 from vectormill.settings import Settings
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
@@ -48,6 +50,14 @@ def make_collection(
         rows = make_rows(vectors, kind, None)
         upsert_rows(connection, generation.id, 1, items, rows, spec)
     return generation
+
+
+def search_collection(
+    connection: Connection, generation: Generation, embedding: npt.NDArray[np.float32], limit: int
+) -> Nearest:
+    """Return the `limit` rows that are nearest to `embedding`, finite float32 [dimensions]."""
+    (found,) = find_matches(connection, generation, [(Search(limit=limit), embedding)], timeout_seconds=30.0)
+    return found
 
 
 def wish(engine: Engine, **columns: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from benchmarks.tables import closing_marker, opening_marker
-from deploy.chart import draw_bars
+from tests.architecture.chart import draw_bars
 from tests.architecture.facts import (
     SERVING_LIBRARIES,
     describe_default,

@@ -236,20 +236,6 @@ FIND_LANGUAGE: Final = text(
 )
 
 
-def search_collection(
-    connection: Connection,
-    generation: Generation,
-    embedding: npt.NDArray[np.float32],
-    limit: int,
-    *,
-    timeout_seconds: float = 30.0,
-) -> Nearest:
-    """Return the `limit` rows that are nearest to `embedding`, finite float32 [dimensions]; see `find_matches`."""
-    search = Search(limit=limit)
-    (found,) = find_matches(connection, generation, [(search, embedding)], timeout_seconds=timeout_seconds)
-    return found
-
-
 def find_matches(
     connection: Connection,
     generation: Generation,

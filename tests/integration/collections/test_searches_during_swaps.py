@@ -9,6 +9,7 @@ from sqlalchemy import Engine, text
 
 from tests.api_server import api_client, encoding_meanwhile
 from tests.building import BITS, NEXT, ask, build, encode_all, put, swap
+from tests.indexed import search_collection
 from tests.indexers import ListedSource, await_run, indexing, row
 from tests.protocol import vector_of
 from tests.waiting import wait_for
@@ -19,7 +20,6 @@ from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.runs.run import COMPLETED, REINDEX
 from vectormill.runs.runs import create_run
-from vectormill.search.matches import search_collection
 
 OLD = [f"old{number}" for number in range(10)]
 NEW = [f"new{number}" for number in range(10)]

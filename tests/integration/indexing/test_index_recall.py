@@ -7,10 +7,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 from indexer.indexing import build_indexes
-from tests.indexed import make_collection, start_run
+from tests.indexed import make_collection, search_collection, start_run
 from vectormill.corpus import read_docstrings
 from vectormill.models.registry import find_packaged_model
-from vectormill.search.matches import search_collection
 
 NUM_TEXTS = 3000
 NUM_QUERIES = 200

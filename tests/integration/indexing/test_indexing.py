@@ -17,6 +17,7 @@ from tests.indexed import (
     indexes_of,
     make_collection,
     names_of,
+    search_collection,
     start_run,
     wish,
 )
@@ -30,7 +31,7 @@ from vectormill.jobs.item import Item
 from vectormill.runs.run import REINDEX
 from vectormill.search.filter import parse_filter
 from vectormill.search.filters import compile_filter, name_filter_index
-from vectormill.search.matches import search_collection, walk_plan
+from vectormill.search.matches import walk_plan
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
 NUM_ROWS = 1200

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine
 
+from tests.indexed import search_collection
 from tests.protocol import SPEC
 from tests.reference import packaged_reference
 from vectormill.collections.collections import open_collection
@@ -18,7 +19,6 @@ from vectormill.corpus import read_docstrings
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Item
 from vectormill.ragged import Ragged
-from vectormill.search.matches import search_collection
 from vectormill.vectors.quantization import quantize, restore
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 from worker.chunk.calibrator import Calibrator
