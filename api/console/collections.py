@@ -225,4 +225,6 @@ async def search(resources: Resources, name: str, form: SearchForm, *, has_texts
         note = f"No index was used: all rows, about {nearest.num_rows_read:,}, were read."
     if nearest.repeated_because is not None:
         note = f"The search was repeated exactly, because {nearest.repeated_because}."
+    if nearest.missing_fields:
+        note = f"No row that was sampled has the metadata field {' or '.join(nearest.missing_fields)}."
     return SearchOutcome(nearest.matches, time.perf_counter() - start, note)

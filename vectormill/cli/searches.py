@@ -94,13 +94,16 @@ def search(
         ef_search=ef_search,
         fingerprint=fingerprint,
     )
-    if (matches.num_rows_read or 0) >= MANY_ROWS:
-        tell(
-            f"No index: all rows of {collection}, about {matches.num_rows_read:,}, were read. "
-            f"`vectormill collections index {collection} --policy hnsw --wait` builds one."
-        )
     if matches.repeated_because is not None:
         tell(f"Repeated as an exact search, because {matches.repeated_because}.")
+    elif (matches.num_rows_read or 0) >= MANY_ROWS:
+        tell(
+            f"No vector index served this search: all rows of {collection}, about {matches.num_rows_read:,}, were "
+            f"read. `vectormill collections index {collection}` shows the indexes, and `vectormill collections index "
+            f"{collection} --policy hnsw --wait` builds one."
+        )
+    if matches.missing_fields:
+        tell(f"No row that was sampled has the metadata field {' or '.join(matches.missing_fields)}.")
     if not json:
         print_matches(matches, include or ())
         return

@@ -241,8 +241,8 @@ class SearchAnswer(TypedDict):
     num_rows_read: Annotated[
         int | None,
         Meta(
-            description="Approximate number of rows of the collection, all of which were read because no index was "
-            "usable; null when an index was used."
+            description="Approximate number of rows of the collection, all of which were read, because no index served "
+            "the search or because it was repeated; null when an index was used."
         ),
     ]
     num_rows_unindexed: NotRequired[
@@ -265,6 +265,12 @@ class SearchAnswer(TypedDict):
             ),
         ]
     ]
+    missing_fields: NotRequired[
+        Annotated[
+            list[str],
+            Meta(description="If nothing was found: the fields of the filter that no sampled row has."),
+        ]
+    ]
 
 
 class ManySearchesAnswer(TypedDict):
@@ -284,6 +290,8 @@ def tell_nearest(nearest: Nearest, search: Search) -> SearchAnswer:
         answer["num_rows_unindexed"] = nearest.num_rows_unindexed
     if nearest.repeated_because is not None:
         answer["repeated_because"] = nearest.repeated_because
+    if nearest.missing_fields:
+        answer["missing_fields"] = list(nearest.missing_fields)
     return answer
 
 

@@ -114,6 +114,13 @@ def count_conditions(condition: Filter) -> int:
     return count_conditions(condition.part) if isinstance(condition, Not) else 1
 
 
+def list_fields(condition: Filter) -> set[str]:
+    """Return the names of the metadata fields that a filter compares; of a nested field, the outermost name."""
+    if isinstance(condition, AllOf | AnyOf):
+        return {name for part in condition.parts for name in list_fields(part)}
+    return list_fields(condition.part) if isinstance(condition, Not) else {condition.path[0]}
+
+
 def _parse(written: Any, place: str, depth: int) -> Filter:
     if depth > MAX_DEPTH:
         raise _refusal(place, f"nested more than {MAX_DEPTH} levels deep")
@@ -280,6 +287,8 @@ def _is_on_side(found: Any, operator: str, value: Any) -> bool:
 
 COMPARISON: Final = re.compile(r"([^=<>!]+)(>=|<=|!=|=|>|<)(.*)", re.DOTALL)
 OPERATOR_BY_SIGN: Final = {"=": EQ, "!=": NE, ">": GT, ">=": GTE, "<": LT, "<=": LTE}
+# Signs of other languages, which would otherwise be a comparison with a value that begins with the second character.
+MISTAKEN_SIGNS: Final = {"=>": ">=", "=<": "<=", "==": "=", "<>": "!=", "=!": "!="}
 
 
 def read_filters(written: Sequence[str], told_as: str = "--filter") -> dict[str, Any] | None:
@@ -305,6 +314,13 @@ def read_filter(written: str, told_as: str) -> dict[str, Any]:
             f"""Invalid {told_as} {written}: expected name=value, name>=value, or JSON such as '{{"lang": "de"}}'."""
         )
     name, sign, value = comparison.groups()
+    rest = value.lstrip()
+    if rest.startswith(("=", "<", ">", "!")):
+        meant = MISTAKEN_SIGNS.get(sign + rest[0], sign)
+        raise InvalidOption(
+            f"Invalid {told_as} {written}: {sign}{rest[0]} is not a comparison; write {name}{meant}{rest[1:]}, or put "
+            f"a value that begins with {rest[0]} in double quotes."
+        )
     return {name.strip(): {OPERATOR_BY_SIGN[sign]: read_value(value)}}
 
 

@@ -23,6 +23,7 @@ from vectormill.collections.generation_tables import attributes_name, estimate_n
 from vectormill.collections.indexes import count_unindexed
 from vectormill.domain.errors import Conflict, SearchTimeout, TextsNotKept
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
+from vectormill.search.filter import Filter, list_fields
 from vectormill.search.late_interaction import score_rows
 from vectormill.search.query_vectors import (
     QueryVector,
@@ -231,6 +232,14 @@ PREPARE_SEARCH: Final = text("""
 """)
 SET_CANDIDATES: Final = text("SELECT set_config('hnsw.ef_search', CAST(:num_candidates AS text), true)")
 
+# When nothing was found, so many fields are looked for in so many rows: some milliseconds at most.
+MOST_FIELDS_SOUGHT: Final = 10
+FIND_MISSING_FIELDS: Final = """
+    SELECT field FROM unnest(CAST(:fields AS text[])) AS field
+     WHERE NOT EXISTS (SELECT 1 FROM (SELECT metadata FROM vectormill.{attributes} LIMIT 2000) AS row
+                        WHERE row.metadata ? field)
+"""
+
 FIND_LANGUAGE: Final = text(
     "SELECT keep_text, language FROM vectormill.collections WHERE id = :collection_id"
 )
@@ -281,7 +290,22 @@ def find_matches(
                     search, embedding = searches[place]
                     prepare_for(search)
                     found[place] = find_one(connection, generation, search, embedding, plans)
-    return [nearest for nearest in found if nearest is not None]
+        return [
+            nearest
+            if nearest.matches or search.condition is None
+            else replace(
+                nearest, missing_fields=find_missing_fields(connection, generation, search.condition)
+            )
+            for nearest, (search, _) in zip(found, searches, strict=True)
+            if nearest is not None
+        ]
+
+
+def find_missing_fields(connection: Connection, generation: Generation, condition: Filter) -> list[str]:
+    """Return the fields of a filter that none of the first rows of the collection has."""
+    fields = sorted(list_fields(condition))[:MOST_FIELDS_SOUGHT]
+    sought = FIND_MISSING_FIELDS.format(attributes=attributes_name(generation.id))
+    return list(connection.execute(read_statement(sought), {"fields": fields}).scalars())
 
 
 def prepare(connection: Connection, search: Search, timeout_seconds: float) -> None:
@@ -420,7 +444,8 @@ def find_shortage(
     num_wanted = num_ranked if search.is_fused or search.by_document else search.num_wanted
     fewest = min((found[name] for name in reading.by_index), default=None)
     if fewest is not None and num_wanted is not None and fewest < num_wanted:
-        return f"the index returned only {fewest:,} of {num_wanted:,} rows"
+        which = "" if search.condition is None else " that satisfy the filter"
+        return f"the index returned only {fewest:,} of {num_wanted:,} rows{which}"
     return None
 
 

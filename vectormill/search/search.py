@@ -103,13 +103,15 @@ class Nearest:
 
     `num_rows_read` is the approximate number of rows if all were read, else None. `repeated_because` is the reason why
     an exact search followed the one by index, or None. `num_rows_unindexed` is the number of rows that have too many
-    sparse weights for the index and were read beside it; None if no index of sparse weights was used.
+    sparse weights for the index and were read beside it; None if no index of sparse weights was used. `missing_fields`
+    are fields of the filter that no sampled row has; they are looked for only if nothing was found.
     """
 
     matches: list[Match]
     num_rows_read: int | None
     repeated_because: str | None = None
     num_rows_unindexed: int | None = None
+    missing_fields: Sequence[str] = ()
 
 
 def fit_outputs(search: Search, asked: Sequence[str] | None, spec: EncodingSpec, collection: str) -> Search:

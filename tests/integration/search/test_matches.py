@@ -94,10 +94,19 @@ def test_when_the_index_gives_up_the_search_is_repeated_exactly_and_says_so(by_i
     query = by_index_alone.vectors[3]
     found = by_index_alone.search(query, condition=parse_filter({"shelf": 7}))
     assert keys_of(found) == by_index_alone.nearest(query, find_numbers({"shelf": 7}), 10)
-    assert " of 10 rows" in found.repeated_because
+    assert " of 10 rows that satisfy the filter" in found.repeated_because
     everywhere = by_index_alone.search(query)
     assert len(everywhere.matches) == 10
     assert everywhere.repeated_because is None
+
+
+def test_a_field_that_no_row_has_is_named_where_nothing_was_found(by_index_alone: Searched) -> None:
+    query = by_index_alone.vectors[3]
+    nothing = {"and": [{"nosuch": 4}, {"shelf": {"gte": 0}}, {"not": {"neither.nor": 1}}]}
+    found = by_index_alone.search(query, condition=parse_filter(nothing))
+    assert (found.matches, list(found.missing_fields)) == ([], ["neither", "nosuch"])
+    for known in ({"shelf": -1}, {"not": {"nosuch": 4}}):
+        assert not by_index_alone.search(query, condition=parse_filter(known)).missing_fields
 
 
 def test_plans_use_the_indexes_that_are_there(searched: Searched) -> None:

@@ -1,6 +1,7 @@
 """`vectormill search` asks for what was typed, and shows what was asked for."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -36,6 +37,16 @@ def test_what_is_no_filter_is_refused() -> None:
     for written in ["lang", "{", "=de", '{"a": 1', '{"a": NaN}', '{"a": {"gt": -Infinity}}']:
         with pytest.raises(InvalidOption, match="--filter"):
             read_filters([written])
+    for written, said in (
+        ("prio=>4", "=> is not a comparison; write prio>=4,"),
+        ("prio =< 4", "=< is not a comparison; write prio <= 4,"),
+        ("prio==4", "write prio=4,"),
+        ("lang<>de", "write lang!=de,"),
+        ("n>>4", ">> is not a comparison; write n>4, or put a value that begins with > in double quotes"),
+    ):
+        with pytest.raises(InvalidOption, match=re.escape(said)):
+            read_filters([written])
+    assert read_filters(['sign="=>"']) == {"sign": {"eq": "=>"}}
 
 
 @pytest.fixture
@@ -78,8 +89,19 @@ def test_every_option_reaches_the_api(
         printed.out
         == "score\tkey\tmetadata\tdocument\ttext\n0.5000\ta#0\t{'lang': 'de'}\ta\t" + "a" * 99 + "…\n"
     )
-    assert "No index: all rows of docs, about 12,345, were read." in printed.err
-    assert "Repeated as an exact search, because the index returned 1." in printed.err
+    assert printed.err == "Repeated as an exact search, because the index returned 1.\n"
+
+
+def test_a_search_that_no_index_served_or_whose_fields_nobody_has_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = {"data": [], "num_rows_read": 12_345, "missing_fields": ["nosuch"]}
+    monkeypatch.setattr(Client, "ask", lambda *arguments, **named: answer)
+    with pytest.raises(SystemExit):
+        main(["search", "docs", "words", "--filter", "nosuch=4", "--api-url", "http://127.0.0.1:1"])
+    said = capsys.readouterr().err
+    assert "No vector index served this search: all rows of docs, about 12,345, were read." in said
+    assert "No row that was sampled has the metadata field nosuch." in said
 
 
 def test_a_search_that_means_nothing_is_refused_before_it_is_sent(asked: list[dict[str, Any]]) -> None:

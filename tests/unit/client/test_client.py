@@ -173,7 +173,7 @@ def test_neither_an_id_nor_a_key_of_several_lines_can_lead_to_another_route() ->
         client.delete_item("docs", "a\nb\n")
     job, *items = (request.url.raw_path for request in requests)
     assert job == b"/v1/jobs/..%2Fmodels%3Fx%3D1"
-    assert set(items) == {b"/v1/collections/docs/items/a%0Ab%0A"}
+    assert set(items) == {b"/v1/collections/docs/items?key=a%0Ab%0A"}
 
 
 def test_no_proxy_is_asked_for_this_machine_itself() -> None:
