@@ -164,14 +164,16 @@ class Settings(BaseSettings):
         longest = min(ALIVE_SECONDS, self.lease_seconds) / BEATS_IN_A_LEASE
         if self.heartbeat_seconds > longest:
             raise ValueError(
-                f"heartbeat_seconds ({self.heartbeat_seconds:g}) must be at most {longest:g}: {BEATS_IN_A_LEASE} "
-                f"heartbeats must fit in lease_seconds ({self.lease_seconds:g}) and in the {ALIVE_SECONDS:g} s after "
-                "which a silent worker counts as dead"
+                f"{PREFIX}HEARTBEAT_SECONDS ({self.heartbeat_seconds:g}) must be at most {longest:g}: "
+                f"{BEATS_IN_A_LEASE} heartbeats must fit in {PREFIX}LEASE_SECONDS ({self.lease_seconds:g}) and in the "
+                f"{ALIVE_SECONDS:g} s after which a silent worker counts as dead"
             )
         return self
 
 
 API_KEY_VARIABLE = PREFIX + "API_KEY"
+# What pydantic writes before the message of a validator of ours.
+VALUE_ERROR: Final = "Value error, "
 
 # Variables with secrets of Vectormill; FLOWER_BASIC_AUTH is Flower's own name for its password.
 SECRET_VARIABLES = frozenset(
@@ -214,11 +216,13 @@ def refuse_unknown_variables(
 
 
 def describe_validation_error(error: ValidationError, prefix: str) -> str:
-    """Return one sentence per wrong setting, each naming the variable."""
-    return " ".join(
-        f"{prefix}{'.'.join(str(part) for part in entry['loc']).upper()}: {entry['msg']}."
-        for entry in error.errors()
-    )
+    """Return one sentence per wrong setting, each naming the variable; that of several settings names them itself."""
+    sentences = []
+    for entry in error.errors():
+        variable = ".".join(map(str, entry["loc"])).upper()
+        message = entry["msg"].removeprefix(VALUE_ERROR)
+        sentences.append(f"{prefix}{variable}: {message}." if variable else f"{message}.")
+    return " ".join(sentences)
 
 
 def process_environment(shared: Settings | None = None) -> dict[str, str]:

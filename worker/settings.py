@@ -67,8 +67,8 @@ class WorkerSettings(BaseSettings):
     def _order_watermarks(self) -> Self:
         if self.memory_low_watermark > self.memory_high_watermark:
             raise ValueError(
-                f"memory_low_watermark ({self.memory_low_watermark:g}) must not be above memory_high_watermark "
-                f"({self.memory_high_watermark:g})"
+                f"{WORKER_PREFIX}MEMORY_LOW_WATERMARK ({self.memory_low_watermark:g}) must not be above "
+                f"{WORKER_PREFIX}MEMORY_HIGH_WATERMARK ({self.memory_high_watermark:g})"
             )
         return self
 

@@ -16,9 +16,10 @@ from tests.blackbox.service import Service
 
 KEPT = Path(__file__).parent / "seen"
 ROOT = Path(__file__).parents[2]
-# Lists the public names of the client with their signatures, in the environment of the program that is tested.
+# Lists the public names, and those of the client with signatures, in the environment of the program that is tested.
 SIGNATURES = """
-import inspect, vectormill.client as module
+import inspect, vectormill, vectormill.client as module
+print("from vectormill import", ", ".join(getattr(vectormill, "__all__", ())))
 for name in sorted(module.__all__):
     value = getattr(module, name)
     print(name, inspect.signature(value) if callable(value) else "")

@@ -52,8 +52,11 @@ GROUPS: Final = {
 }
 
 
-class GroupedHelp(TyperGroup):
-    """Lists the commands by GROUPS in the help. Typer's panels need Rich, which is switched off."""
+class Commands(TyperGroup):
+    """Lists the commands by GROUPS in the help, and tells of a refused value without the words of pydantic before it.
+
+    Typer's panels need Rich, which is switched off.
+    """
 
     def format_commands(self, context: Any, formatter: Any) -> None:
         width = max(map(len, self.commands))
@@ -65,10 +68,19 @@ class GroupedHelp(TyperGroup):
             with formatter.section(title):
                 formatter.write_dl(rows)
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            from vectormill.settings import VALUE_ERROR
+
+            error.message = error.message.removeprefix(VALUE_ERROR)
+            raise
+
 
 app = typer.Typer(
     name="vectormill",
-    cls=GroupedHelp,
+    cls=Commands,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -7,10 +7,11 @@ table has loaded it.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from vectormill.domain.errors import InvalidOption
+from vectormill.domain.errors import InvalidItem, InvalidOption
 from vectormill.files.ndjson import ItemJson
 from vectormill.files.texts import KEY_FIELDS, Fields, make_item
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 # Rows converted at a time: while they are, they are in memory twice, in the table and as Python objects.
 SLICE_ROWS: Final = 1024
 TABLES: Final = "a DataFrame of pandas or polars, a pyarrow.Table or a pyarrow.RecordBatchReader"
+
+ADVICE: Final = "Choose others with text= and key=."
 
 Row = Mapping[str, Any]
 
@@ -78,10 +81,7 @@ def read_items(source: Iterable[Any], columns: Columns | None) -> Iterable[ItemJ
         return items if read_slices.can_repeat(source) else iter(items)
     if isinstance(source, str | bytes | Mapping) or not isinstance(source, Iterable):
         raise InvalidOption(f"Items must be dictionaries or texts, or {TABLES}; got {type(source).__name__}.")
-    has_texts = isinstance(source, Sequence) and len(source) > 0 and isinstance(source[0], str)
-    if columns is None and not has_texts:
-        return source
-    rows = RowItems(source, columns or Columns())
+    rows = RowItems(source, columns)
     return iter(rows) if iter(source) is source else rows
 
 
@@ -173,19 +173,31 @@ class TableItems:
 
 @dataclass(frozen=True, slots=True)
 class RowItems:
-    """An iterable of items made from texts, or from dictionaries whose fields have other names."""
+    """An iterable of items made from texts, or from dictionaries: without `columns` they are items, if the first is."""
 
     source: Iterable[Any]
-    columns: Columns
+    columns: Columns | None
 
     def __iter__(self) -> Iterator[ItemJson]:
-        text = self.columns.text
-        rows = ({text: row} if isinstance(row, str) else row for row in self.source)
-        return make_items(rows, self.columns)
+        rows = iter(self.source)
+        first = list(islice(rows, 1))
+        rows = chain(first, rows)
+        if self.columns is None and first and not isinstance(first[0], str):
+            if isinstance(first[0], Mapping) and (
+                others := first[0].keys() - ItemJson.__annotations__.keys()
+            ):
+                named = ", ".join(repr(name) for name in first[0] if name in others)
+                raise InvalidItem(
+                    f"row 1: no field of an item is named {named}. Say which fields hold its parts: key='…', text='…', "
+                    "pair='…', metadata=['…']."
+                )
+            return rows
+        columns = self.columns or Columns()
+        return make_items(({columns.text: row} if isinstance(row, str) else row for row in rows), columns)
 
 
 def make_items(rows: Iterable[Row], columns: Columns) -> Iterator[ItemJson]:
-    fields = Fields(key=columns.key, text=columns.text, pair=columns.pair)
+    fields = Fields(key=columns.key, text=columns.text, pair=columns.pair, advice=ADVICE)
     for number, row in enumerate(rows, start=1):
         item = make_item(row, fields, number, f"row {number}")
         if columns.metadata is not None:

@@ -174,6 +174,41 @@ def test_to_migrate_without_a_database_says_which_setting_is_missing(
     assert "set VECTORMILL_DATABASE_URL" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "environment", "sentence"),
+    [
+        (
+            ("encode", "a", "-o", "b", "--vector-type", "halfvec"),
+            {},
+            "'--vector-type': 'halfvec' is not one of",
+        ),
+        (("scheduler",), {"VECTORMILL_REDIS_URL": "http://a"}, "VECTORMILL_REDIS_URL: not a Redis URL"),
+        (
+            ("scheduler",),
+            {"VECTORMILL_HEARTBEAT_SECONDS": "60"},
+            "vectormill: VECTORMILL_HEARTBEAT_SECONDS (60) must",
+        ),
+        (("plan",), {"VECTORMILL_WORKER_BACKEND": "half"}, "VECTORMILL_WORKER_BACKEND: must be one of"),
+        (
+            ("plan",),
+            {"VECTORMILL_WORKER_MEMORY_LOW_WATERMARK": "1", "VECTORMILL_WORKER_MEMORY_HIGH_WATERMARK": "0.5"},
+            "vectormill: VECTORMILL_WORKER_MEMORY_LOW_WATERMARK (1) must",
+        ),
+    ],
+)
+def test_a_refused_value_is_named_without_the_words_of_a_library(
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert run(*arguments) == exits.BAD_INPUT
+    assert sentence in capsys.readouterr().err
+
+
 def test_every_error_has_a_code_and_a_sentence() -> None:
     for error, code, words in [
         (InvalidItem("in.jsonl, line 3: no."), exits.BAD_INPUT, "in.jsonl, line 3: no."),

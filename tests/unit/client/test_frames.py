@@ -76,15 +76,25 @@ def test_the_index_of_a_frame_is_its_key_when_it_is_named_so() -> None:
 
 
 def test_texts_alone_are_counted() -> None:
-    assert list(read_items(["one", "two"], None)) == [
-        {"key": "1", "text": "one"},
-        {"key": "2", "text": "two"},
-    ]
+    for texts in (["one", "two"], iter(["one", "two"])):
+        assert list(read_items(texts, None)) == [{"key": "1", "text": "one"}, {"key": "2", "text": "two"}]
+
+
+def test_items_go_unchanged_and_as_often_as_they_can_be_read() -> None:
+    assert list(read_items([], None)) == []
+    items = read_items(ITEMS, None)
+    assert iter(items) is not items
+    assert [item is other for item, other in zip(items, ITEMS, strict=True)] == [True, True]
+    once = read_items(iter(ITEMS), None)
+    assert iter(once) is once
+    assert list(once) == ITEMS
 
 
 def test_what_is_missing_is_named() -> None:
     for table, columns, error, sentence in [
-        (pd.DataFrame({"body": ["a"]}), None, InvalidItem, "no field 'text'"),
+        (pd.DataFrame({"body": ["a"]}), None, InvalidItem, "no field 'text'.*with text= and key="),
+        ([{"id": 1, "body": "a"}], None, InvalidItem, "named 'id', 'body'.*key=.*text="),
+        (iter([{"id": 1, "text": "a"}]), None, InvalidItem, "named 'id'.*key=.*text="),
         (pl.DataFrame({"text": ["a"]}), Columns(key="id"), InvalidItem, "no field 'id'"),
         (pd.DataFrame({"text": ["a", None]}), None, InvalidItem, "row 2: the field 'text' is empty"),
         (pa.table({"text": ["a"]}), Columns(metadata=("page",)), InvalidOption, "no column 'page'"),

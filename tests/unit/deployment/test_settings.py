@@ -13,7 +13,7 @@ def test_a_heartbeat_that_one_loss_would_make_too_late_is_refused() -> None:
         (30, 30),
     )
     for heartbeat, lease in cases:
-        with pytest.raises(ConfigurationError, match=r"heartbeat_seconds .* must be at most"):
+        with pytest.raises(ConfigurationError, match=r"^VECTORMILL_HEARTBEAT_SECONDS .* must be at most"):
             load_settings(heartbeat_seconds=heartbeat, lease_seconds=lease)
 
 
