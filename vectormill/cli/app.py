@@ -46,7 +46,7 @@ GROUPS: Final = {
     "A service": "up status workers models",
     "Before a job": "plan estimate quote",
     "Jobs": "submit jobs pause resume cancel retry errors truncated export delete load",
-    "Collections": "collections search items sources push reindex runs schedules",
+    "Collections": "collections search rerank items sources push reindex runs schedules",
     "Operation": "migrate backup restore keys webhooks api scheduler indexer worker flower",
     "Trust": "certify verify certificate suspects",
 }

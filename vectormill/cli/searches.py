@@ -1,23 +1,33 @@
-"""The command that searches a collection."""
+"""The commands that search a collection, and rank texts by their relevance to a query."""
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from vectormill.cli.command import Names, command
-from vectormill.cli.printing import print_json, print_table, tell
+from vectormill.cli.jobs import read_input
+from vectormill.cli.printing import listing, print_json, print_table, tell
 from vectormill.domain.errors import InvalidOption
+from vectormill.domain.task import JUDGE
+from vectormill.files.formats import INPUT_FORMATS, by_suffix
 from vectormill.jobs.item import PASSAGE
+from vectormill.models.suggestions import suggest_model
 
 if TYPE_CHECKING:
     from vectormill.client import Client
+    from vectormill.files.ndjson import ItemJson
 
 app = typer.Typer()
 
 MAX_TEXT_CELL = 100
 # The hint to build an index is for larger collections only: fewer rows are scanned in milliseconds.
 MANY_ROWS = 10_000
+# The texts of one request of a ranking: few enough for long ones, which count with the query against its 16 MiB.
+RANKED_AT_ONCE = 250
 
 
 @command(
@@ -146,3 +156,67 @@ def hide_passage(metadata: dict[str, Any] | None) -> dict[str, Any] | None:
     """
     own = {name: value for name, value in (metadata or {}).items() if name != PASSAGE}
     return own or None
+
+
+@command(
+    app,
+    'vectormill rerank "how to parse a date" passages.txt --limit 5',
+    'grep -rhi todo src | vectormill rerank "what is urgent" --model reranker',
+    'vectormill rerank "how to parse a date" tickets.jsonl --text-field body --json',
+    note=f"A model that scores pairs ranks best.{suggest_model(JUDGE)}",
+    view=listing(
+        ("score", lambda ranked: f"{ranked['score']:.4f}"),
+        "key",
+        ("text", lambda ranked: shorten(ranked["text"])),
+    ),
+)
+def rerank(
+    client: "Client",
+    query: str,
+    input: str = "-",
+    *,
+    limit: int = 10,
+    model: str | None = None,
+    max_tokens: int | None = None,
+    key_field: str | None = None,
+    text_field: str = "text",
+) -> list[dict[str, Any]]:
+    """Rank texts by how well they answer a query, the best first. Nothing is stored.
+
+    Args:
+        query (QUERY): The text to compare with.
+        input (INPUT): A file with a text a line, a JSONL, CSV or Parquet file, or - for lines from stdin. Blank lines
+            are left out.
+        limit (N, from 1): Show at most N texts.
+        model (NAME): A registered model. By default the packaged embedding model, by the cosine of vectors.
+        max_tokens (N, from 1): Cut a query and a text together after N tokens.
+    """
+    from vectormill.client.progress import Progress
+    from vectormill.client.views import ProgressView
+
+    best: list[dict[str, Any]] = []
+    num_ranked = 0
+    texts = (item for item in read_texts(input, key_field, text_field) if item["text"].strip())
+    with Progress(lambda told: ProgressView("ranking", f"{told['num_ranked']:,} texts")) as progress:
+        while part := list(islice(texts, RANKED_AT_ONCE)):
+            answer = client.rerank(
+                query, [item["text"] for item in part], model=model, top_n=limit, max_tokens=max_tokens
+            )
+            for found in answer["results"]:
+                item = part[found["index"]]
+                best.append({"key": item["key"], "score": found["relevance_score"], "text": item["text"]})
+            best = sorted(best, key=lambda ranked: -ranked["score"])[:limit]
+            num_ranked += len(part)
+            progress({"num_ranked": num_ranked})
+    if not best:
+        raise InvalidOption(f"{input} has no texts to rank.")
+    return best
+
+
+def read_texts(input: str, key_field: str | None, text_field: str) -> "Iterable[ItemJson]":
+    """Return the rows of a structured file, or the lines of any other, whose keys are their numbers."""
+    suffixes = tuple(by_suffix(INPUT_FORMATS))
+    if Path(input).is_dir() or input.lower().removesuffix(".gz").endswith(suffixes):
+        return read_input(input, key_field, text_field, strict=True)
+    lines = sys.stdin if input == "-" else Path(input).read_text(encoding="utf-8").splitlines()
+    return ({"key": str(number), "text": line.strip()} for number, line in enumerate(lines, 1))

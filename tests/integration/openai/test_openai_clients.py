@@ -4,8 +4,11 @@ sentence-transformers.
 
 import asyncio
 import base64
+import json
 import warnings
 from collections.abc import Iterator, Sequence
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +17,11 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.api_server import JSON
+from tests.commands import run
 from tests.front_door import FrontDoor, open_front_door
 from tests.reference import packaged_reference
 from vectormill.batches.endpoints import MAX_INPUTS
+from vectormill.cli import searches
 from vectormill.client import AsyncClient, Client
 from vectormill.models.registry import DEFAULT_MODEL
 
@@ -100,6 +105,47 @@ def test_our_own_clients_embed_and_rerank_as_they_do(door: FrontDoor, expected: 
     assert_same(again.tolist(), expected)
     assert ranking == np.argsort(-(expected @ expected[0])).tolist()
     assert best == ranking[:2]
+
+
+@pytest.mark.parametrize("form", ["lines", "stdin", "jsonl"])
+def test_the_command_ranks_any_number_of_texts_as_one_request_does(
+    form: str,
+    door: FrontDoor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    texts = [text.strip() for text in TEXTS if text.strip() and "\n" not in text]
+    monkeypatch.setattr(searches, "RANKED_AT_ONCE", 2)
+    written = "\n\n".join(texts)
+    path = tmp_path / ("texts.jsonl" if form == "jsonl" else "texts")
+    path.write_text(
+        "".join(
+            json.dumps({"key": str(2 * number + 1), "body": text}) + "\n" for number, text in enumerate(texts)
+        )
+        if form == "jsonl"
+        else written
+    )
+    monkeypatch.setattr("sys.stdin", StringIO(written))
+    options = ("--text-field", "body") if form == "jsonl" else ()
+    named = "-" if form == "stdin" else str(path)
+    assert run("rerank", texts[0], named, *options, "--limit", "3", "--json", "--api-url", door.url) == 0
+    shown = capsys.readouterr()
+    with Client(door.url) as client:
+        ranked = client.rerank(texts[0], texts, top_n=3)["results"]
+    found = [json.loads(line) for line in shown.out.splitlines()]
+    assert [each["text"] for each in found] == [texts[each["index"]] for each in ranked]
+    assert [each["key"] for each in found] == [str(2 * each["index"] + 1) for each in ranked], (
+        "blank lines count"
+    )
+    assert [each["score"] for each in found] == pytest.approx(
+        [each["relevance_score"] for each in ranked], abs=1e-5
+    )
+    path.write_text("")
+    if form == "lines":
+        assert run("rerank", "a query", str(path), "--api-url", door.url) == 2
+        assert "has no texts to rank" in capsys.readouterr().err
+        assert run("rerank", texts[0], str(tmp_path / "none.txt"), "--api-url", door.url) == 2
 
 
 def test_token_ids_are_read_as_they_are(client: openai.OpenAI, expected: NDArray[np.float32]) -> None:
