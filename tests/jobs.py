@@ -35,6 +35,7 @@ JOB: Final = Job(
     finished_at=None,
     paused_at=None,
     idle_seconds=0.0,
+    pace=None,
     now=START + timedelta(seconds=100),
 )
 

@@ -53,11 +53,15 @@ def describe_counts(job: Mapping[str, Any]) -> str:
         parts.append(f"{job['num_failed']:,} failed")
     if job.get("num_retried_chunks"):
         parts.append(f"{job['num_retried_chunks']:,} chunks retried")
+    seconds_left = job.get("eta_seconds")
+    rate = (
+        (job["num_items"] - count_ended(job)) / seconds_left if seconds_left else job.get("items_per_second")
+    )
     # A rate would suggest that a paused job is running.
-    if job.get("items_per_second") and job["state"] != PAUSED:
-        parts.append(f"{job['items_per_second']:,.0f}/s")
-    if job.get("eta_seconds"):
-        parts.append(f"{describe_seconds(job['eta_seconds'])} left")
+    if rate and job["state"] != PAUSED:
+        parts.append(f"{rate:,.0f}/s")
+    if seconds_left:
+        parts.append(f"{describe_seconds(seconds_left)} left")
     return " · ".join(parts)
 
 

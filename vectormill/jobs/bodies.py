@@ -199,7 +199,10 @@ class JobBody(TypedDict):
     paused_at: Annotated[Moment | None, Meta(description="Null unless the job is paused.")]
     items_per_second: Annotated[float, Meta(description="The mean since the job started, without pauses.")]
     tokens_per_second: float
-    eta_seconds: Annotated[float | None, Meta(description="Null while unknown and while the job is paused.")]
+    eta_seconds: Annotated[
+        float | None,
+        Meta(description="At the rate of the last minutes; null while unknown and while the job is paused."),
+    ]
     padding_waste: Annotated[
         float, Meta(description="Share of the computed tokens that were padding, 0 to 1.")
     ]

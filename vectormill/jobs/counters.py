@@ -24,6 +24,11 @@ _SUMMED: Final = (
     "num_reused",
 )  # fmt: skip
 
+# The seconds between two marks of a job's pace: its recent rate is that of the last one to two times as long.
+_PACE_SECONDS: Final = 120
+_SECONDS: Final = "(extract(epoch FROM now() - jobs.started_at)::float8 - jobs.idle_seconds)"
+_ENDED: Final = "(jobs.num_done + jobs.num_failed + sums.num_done + sums.num_failed)::float8"
+
 # A row that somebody holds is skipped. The sums are joined and not looked up in SET: if another transaction has changed
 # the row since the statement began, only SET is evaluated again, with the row as it is now.
 _COUNT: Final = """
@@ -53,6 +58,10 @@ _COUNT: Final = """
                                UNION ALL
                                SELECT * FROM jsonb_each_text(sums.stage_seconds)) AS part (stage, seconds)
                         GROUP BY stage) AS totals),
+           pace = CASE
+               WHEN jobs.pace IS NULL THEN {mark} || {mark}
+               WHEN {seconds} - jobs.pace[3] >= {pace_seconds} THEN jobs.pace[3:4] || {mark}
+               ELSE jobs.pace END,
            updated_at = now(),
            finished_at = CASE WHEN num_open_chunks = sums.num_chunks THEN now() END,
            state = CASE
@@ -78,6 +87,9 @@ def _compose(is_wanted: str = "", noted: str = "", own: str = "") -> str:
         own=own,
         names=_NAMES,
         totals=", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in _SUMMED),
+        mark=f"ARRAY[{_SECONDS}, {_ENDED}]",
+        seconds=_SECONDS,
+        pace_seconds=_PACE_SECONDS,
         additions=", ".join(f"{name} = jobs.{name} + sums.{name}" for name in _SUMMED[1:]),
     )
 

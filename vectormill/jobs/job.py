@@ -77,6 +77,8 @@ TENDED_JOB_STATES: Final = States(
 MOST_URGENT_PRIORITY: Final = 0
 LEAST_URGENT_PRIORITY: Final = 9
 DEFAULT_PRIORITY: Final = 5
+# A rate is not told by what ended within less time after a commit.
+LEAST_PACE_SECONDS: Final = 5.0
 # Jobs of the most urgent class are interactive: their texts join batches of bulk jobs and never wait for a
 # full batch.
 INTERACTIVE_PRIORITY: Final = MOST_URGENT_PRIORITY
@@ -122,7 +124,8 @@ class Job:
     the live one when the items were submitted. `output_url` is the folder of an object store with the results, and
     `output_state` one of OUTPUT_STATES. `output_table` is the table of Iceberg that gets them, if there is one, and
     `output_error` says why the last step failed. `input_state` is one of INPUT_STATES if an indexer reads the objects
-    of the job, with the rows found so far, those whose keys were compared, and the last error.
+    of the job, with the rows found so far, those whose keys were compared, and the last error. `pace` has the seconds
+    without pauses and the ended items at the earlier of two marks, and at the later one.
     """
 
     id: UUID
@@ -149,6 +152,7 @@ class Job:
     finished_at: datetime | None
     paused_at: datetime | None
     idle_seconds: float
+    pace: list[float] | None
     now: datetime
     twin_of: UUID | None = None
     output_url: str | None = None
@@ -191,16 +195,22 @@ class Job:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Return the estimated seconds until the end, at the mean rate so far.
+        """Return the estimated seconds until the end, at the rate of the last minutes.
 
-        Return 0 after the end, and None while the job is paused or no item is finished.
+        Return 0 after the end, and None while the job is paused or no item is finished. Until some seconds after the
+        first commit, the rate is the mean so far.
         """
         if self.is_terminal:
             return 0.0
         if self.state == PAUSED:
             return None
-        rate = self.items_per_second
-        return (self.num_items - self.num_done - self.num_failed) / rate if rate > 0 else None
+        rate, num_ended = self.items_per_second, self.num_done + self.num_failed
+        if self.pace is not None:
+            begun, num_before, *_ = self.pace
+            seconds = self.elapsed_seconds - begun
+            if seconds >= LEAST_PACE_SECONDS and num_ended > num_before:
+                rate = (num_ended - num_before) / seconds
+        return (self.num_items - num_ended) / rate if rate > 0 else None
 
     @property
     def stage_shares(self) -> dict[str, float]:

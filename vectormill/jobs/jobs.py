@@ -267,7 +267,7 @@ RETRY_FAILED_ITEMS = text("""
         RETURNING cardinality(by_chunk.items) AS num_items
     ), retried AS (
         UPDATE vectormill.jobs
-           SET state = :state, finished_at = NULL, updated_at = now(),
+           SET state = :state, finished_at = NULL, updated_at = now(), pace = NULL,
                num_failed = num_failed - (SELECT coalesce(sum(num_items), 0) FROM reopened),
                num_open_chunks = num_open_chunks + (SELECT count(*) FROM reopened)
          WHERE id = :job_id

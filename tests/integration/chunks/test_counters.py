@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from sqlalchemy import Engine, text
 
 from tests.protocol import claim, complete, dispatch_all, make_items, submit
@@ -54,6 +55,38 @@ def test_a_commit_does_not_wait_for_the_row_of_its_job_and_is_counted_later(engi
     assert (ended.num_open_chunks, ended.num_tokens, ended.num_reused) == (0, 120, 3)
     assert ended.stage_seconds == {"run": 1.5}
     assert (count_noted(engine), add_up_jobs(engine)) == (0, 0)
+
+
+def pass_time(engine: Engine, job: Job, seconds: float) -> None:
+    """Let the job have begun so much earlier."""
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "UPDATE vectormill.jobs SET started_at = started_at - :seconds * interval '1 second' WHERE id = :id"
+            ),
+            {"id": job.id, "seconds": seconds},
+        )
+
+
+def test_the_time_left_follows_from_the_rate_of_the_last_minutes(engine: Engine) -> None:
+    job = submit(engine, make_items(28))
+    claims = claims_of(engine)
+    pass_time(engine, job, 3600)  # the model was loaded, or other jobs came first
+    complete(engine, claims[0])
+    assert find(engine, job).eta_seconds == pytest.approx(6 * 3600, rel=0.01), "one chunk tells no other rate"
+    for number, chunk in enumerate(claims[1:4], start=1):
+        pass_time(engine, job, 10)
+        complete(engine, chunk)
+        assert find(engine, job).eta_seconds == pytest.approx((6 - number) * 10, rel=0.1)
+    for chunk in claims[4:6]:  # now each takes ten minutes, and the mark of the quick ones is left behind
+        pass_time(engine, job, 600)
+        complete(engine, chunk)
+    assert find(engine, job).eta_seconds == pytest.approx(600, rel=0.1)
+    with held(engine, job):
+        complete(engine, claims[6], FAILURES)
+    add_up_jobs(engine)
+    with engine.begin() as connection:
+        assert retry_job(connection, job.id).pace is None
 
 
 def test_the_next_commit_counts_what_others_have_noted(engine: Engine) -> None:

@@ -29,6 +29,11 @@ def after(seconds: float) -> datetime:
     [
         ({}, 100, 400),
         ({"started_at": None}, 0, None),
+        # An hour passed before the first commit; since then 100 items ended in ten seconds.
+        ({"idle_seconds": -3600.0, "pace": [3690.0, 100.0, 3690.0, 100.0]}, 3700, 80),
+        ({"pace": [10.0, 20.0, 60.0, 150.0]}, 100, 400),  # 180 items in the last 90 seconds
+        ({"pace": [99.0, 150.0, 99.0, 150.0]}, 100, 400),  # a second tells no rate
+        ({"pace": [60.0, 200.0, 60.0, 200.0]}, 100, 400),  # nor does a time in which none ended
         ({"idle_seconds": 60.0}, 40, 160),  # a pause that is over neither counts nor slows the rate
         ({"state": "paused", "paused_at": after(20)}, 20, None),  # nobody knows when it goes on
         ({"state": "paused", "started_at": None, "paused_at": after(20)}, 0, None),
