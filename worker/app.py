@@ -39,6 +39,7 @@ from worker.chunk.leases import LeaseKeeper
 from worker.chunk.ledger import ChunkLedger, Timesheet
 from worker.chunk.proving import Prover
 from worker.chunk.watchdog import Watchdog
+from worker.devices.core_waits import CoreWaits
 from worker.devices.detect import DeviceSampler
 from worker.encoder.memory import keep_large_blocks_apart
 from worker.engine.engine import Engine
@@ -139,7 +140,8 @@ def run_replica(
     certificate = find_certificate(settings.data_dir, card)
     notice = FailureNotice(heart, identity, settings.heartbeat_seconds)
     engine = start_engine(make_one, notice, check=lambda engine: check_loaded(engine, certificate))
-    timesheet = Timesheet(lambda: engine.run_seconds)
+    waits = CoreWaits(devices[0], lambda: engine.runner_pid)
+    timesheet = Timesheet(lambda: engine.run_seconds, read_starved_seconds=waits.read)
     ledger = ChunkLedger()
     sampler = DeviceSampler(devices[0], lambda: engine.runner_pid)
     report = WorkerReport(engine, timesheet, sampler, assignment.part, ledger=ledger)

@@ -19,13 +19,16 @@ PERSIST: Final = "persist"
 # `run`, and of as many threads as chunks are being processed for the others.
 STAGES: Final = (LOAD, TOKENIZE, WAIT, COLLATE, RUN, COLLECT, PERSIST)
 
-# Two more measurements that are stored with those of the stages: how long workers held chunks, summed over
-# the workers, and how long their devices were computing meanwhile, for any job.
+# Three more measurements that are stored with those of the stages: how long workers held chunks, summed over
+# the workers, and meanwhile how long their devices were computing, for any job, and how long a thread of a CPU waited
+# for a core that another process held, on average.
 HELD: Final = "held"
 DEVICE: Final = "device"
+STARVED: Final = "starved"
 
 QUEUE: Final = "queue"
 BUSY_SHARE: Final = 0.8  # a device is busy from here on: the rest is a job's start and end
+STARVED_SHARE: Final = 0.15  # from here on the reader should know that other processes held the cores
 IDLE_SHARE: Final = 0.5  # share of the time without a chunk: no stage of a worker is the cause
 
 WORDS: Final = {
@@ -74,6 +77,9 @@ def find_bottleneck(stage_seconds: Mapping[str, float], elapsed_seconds: float) 
         idle = 1 - held / elapsed_seconds
         return Bottleneck(QUEUE, f"the queue: workers held no chunk for {idle:.0%} of the time")
     said = f"the device was computing for {computing:.0%} of the time"
+    starved = min(stage_seconds.get(STARVED, 0.0) / held, computing)
+    if starved >= STARVED_SHARE:
+        said += f" (in {starved:.0%} its threads waited for cores that other processes held)"
     if computing >= BUSY_SHARE:
         others = round(100 * max(computing - busy[RUN] / held, 0.0))
         own = round(100 * computing) - others

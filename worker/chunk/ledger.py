@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
-from vectormill.jobs.bottleneck import DEVICE, HELD
+from vectormill.jobs.bottleneck import DEVICE, HELD, STARVED
 from vectormill.jobs.chunks import ClaimedChunk
 
 # Bounds of the wait in seconds: from a worker that waited for the message to the time-out that repeats a
@@ -106,14 +106,13 @@ class ChunkLedger:
 class _Span:
     """The time since the last call of `take` in which at least one chunk was held."""
 
-    since: float
-    device_since: float
+    since: Mapping[str, float]
     num_open: int = 0
     carried: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def take(self, now: float, device_seconds: float) -> dict[str, float]:
-        taken = {HELD: now - self.since, DEVICE: device_seconds - self.device_since, **self.carried}
-        self.since, self.device_since = now, device_seconds
+    def take(self, now: Mapping[str, float]) -> dict[str, float]:
+        taken = {name: seconds - self.since[name] for name, seconds in now.items()} | self.carried
+        self.since = now
         self.carried.clear()
         return taken
 
@@ -121,14 +120,19 @@ class _Span:
 class Timesheet:
     """Counts how long the worker holds chunks of each job, and how long its device and stages are busy.
 
-    `read_device_seconds` returns how long the device has been computing since the start.
+    `read_device_seconds` returns how long the device has been computing since the start, and `read_starved_seconds` how
+    long its threads have waited for a core.
     """
 
     def __init__(
-        self, read_device_seconds: Callable[[], float], clock: Callable[[], float] = time.monotonic
+        self,
+        read_device_seconds: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+        read_starved_seconds: Callable[[], float] | None = None,
     ) -> None:
-        self._read_device_seconds = read_device_seconds
-        self._clock = clock
+        self._readers = {HELD: clock, DEVICE: read_device_seconds}
+        if read_starved_seconds is not None:
+            self._readers[STARVED] = read_starved_seconds
         self._lock = threading.Lock()
         self._jobs: dict[UUID, _Span] = {}
         self._whole: _Span | None = None  # for all jobs together; None while no chunk is held
@@ -158,9 +162,9 @@ class Timesheet:
                     self._whole = None
 
     def take(self, job_id: UUID) -> dict[str, float]:
-        """Return a job's `held` and `device` seconds and its carried seconds since the last call."""
+        """Return a job's `held`, `device` and `starved` seconds and its carried seconds since the last call."""
         with self._lock:
-            return self._jobs[job_id].take(self._clock(), self._read_device_seconds())
+            return self._jobs[job_id].take(self._read())
 
     def count(self, stage_seconds: Mapping[str, float]) -> None:
         """Add busy seconds to the worker's totals."""
@@ -183,11 +187,14 @@ class Timesheet:
             return dict(self._totals)
 
     def _open(self) -> _Span:
-        return _Span(self._clock(), self._read_device_seconds())
+        return _Span(self._read())
+
+    def _read(self) -> dict[str, float]:
+        return {name: read() for name, read in self._readers.items()}
 
     def _settle(self) -> None:
         if self._whole is not None:
-            self._add(self._whole.take(self._clock(), self._read_device_seconds()))
+            self._add(self._whole.take(self._read()))
 
     def _add(self, stage_seconds: Mapping[str, float]) -> None:
         for stage, seconds in stage_seconds.items():

@@ -60,6 +60,14 @@ def test_chunks_that_overlap_are_held_once_and_each_second_is_taken_once(
         assert sheet.take(JOB) == {"held": 0.0, "device": 0.0}
 
 
+def test_the_time_in_which_threads_waited_for_a_core_is_taken_with_the_others(clocks: Clocks) -> None:
+    sheet = Timesheet(clocks.device_seconds, lambda: clocks.now, lambda: clocks.now / 4)
+    with sheet.hold(JOB):
+        clocks.now += 8
+        assert sheet.take(JOB) == {"held": 8.0, "device": 4.0, "starved": 2.0}
+    assert sheet.totals()["starved"] == 2.0
+
+
 def test_a_job_that_comes_back_is_not_charged_for_the_time_between(sheet: Timesheet, clocks: Clocks) -> None:
     with sheet.hold(JOB):
         clocks.now += 1

@@ -111,6 +111,10 @@ LARGE_JOB = {"load": 1.0, "tokenize": 12.0, "wait": 400.0, "run": 94.0, "collect
         (LARGE_JOB | {"persist": 300.0, "held": 100.0, "device": 94.0}, 100.0, "run", "computing for 94% of the time"),
         # Two workers held chunks all the time.
         (LARGE_JOB | {"run": 188.0, "held": 200.0, "device": 188.0}, 100.0, "run", "computing for 94% of the time"),
+        # Another program computes on the same cores.
+        (LARGE_JOB | {"held": 100.0, "device": 94.0, "starved": 45.0}, 100.0, "run",
+         "94% of the time (in 45% its threads waited for cores that other processes held)"),
+        (LARGE_JOB | {"held": 100.0, "device": 94.0, "starved": 9.0}, 100.0, "run", "computing for 94% of the time"),
         # Its own share is small, because the worker has other jobs.
         (
             LARGE_JOB | {"run": 40.0, "held": 100.0, "device": 95.0},
