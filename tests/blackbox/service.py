@@ -180,10 +180,15 @@ class Service:
         )
         return done
 
+    @property
+    def database_url(self) -> str:
+        """The address of the embedded Postgres, as its other users need it."""
+        url: str = json.loads((self.data_dir / "stack.json").read_text())["database_url"]
+        return url.replace("+psycopg", "")
+
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         """Return the rows of a statement, asked as a user of the database asks it."""
-        url = json.loads((self.data_dir / "stack.json").read_text())["database_url"].replace("+psycopg", "")
-        with psycopg.connect(url) as connection:
+        with psycopg.connect(self.database_url) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 

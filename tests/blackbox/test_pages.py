@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.blackbox.service import Service, new_service
@@ -32,6 +33,7 @@ PREPARED = {
     "JOBS": "",
     "MIGRATE": "",
     "BACKUP": "",
+    "MACHINES": "",
     "SEARCH": DOCS,
     "COLLECTIONS": "",
     "SOURCES": ARTICLES,
@@ -85,6 +87,9 @@ def reader(program: Path, request: pytest.FixtureRequest) -> Iterator[Service]:
         service.run("collections", "create", "articles", "--keep-text")
         job = service.run("submit", "docs.jsonl", "--collection", "articles").stdout.strip()
         service.run("status", job, "--watch")
+        with psycopg.connect(service.database_url, autocommit=True) as connection:
+            connection.execute("CREATE DATABASE of_a_server")
+        service.environment["SERVER_URL"] = service.database_url.replace("/vectormill?", "/of_a_server?")
         service.sql("CREATE SCHEMA app")
         service.sql(
             "CREATE TABLE app.articles AS SELECT row_number() OVER () AS id, text AS body, 'en' AS lang,"

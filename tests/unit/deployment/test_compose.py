@@ -20,7 +20,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from tests.architecture.sources import PACKAGES
 from tests.waiting import wait_for
 from vectormill.cli.app import app
-from vectormill.embedded.binaries import find_valkey_server
+from vectormill.embedded.binaries import find_postgres, find_valkey_server
 from vectormill.embedded.valkey import NO_RETRY
 from vectormill.processes.lifetimes import free_port
 from vectormill.settings import PREFIX, Settings
@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[3]
 COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
 COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OPENED_TEXT = (ROOT / "deploy/compose.servers.yml").read_text(encoding="utf-8")
+OPENED: dict[str, Any] = yaml.safe_load(OPENED_TEXT)
 
 OWN = sorted(name for name, service in SERVICES.items() if service.get("command", [""])[0] == "vectormill")
 LONG_RUNNING = sorted(name for name in SERVICES if name not in ("migrate", "keys"))
@@ -48,7 +50,8 @@ def find_profile(profile: str) -> dict[str, dict[str, Any]]:
 
 def test_the_file_fits_the_compose_specification() -> None:
     schema = json.loads((ROOT / "tests/schemas/compose-spec.json").read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator(schema).validate(COMPOSE)
+    for file in (COMPOSE, OPENED):
+        jsonschema.Draft202012Validator(schema).validate(file)
 
 
 def test_the_command_line_accepts_every_command() -> None:
@@ -171,6 +174,8 @@ def test_valkey_is_not_root_asks_for_the_password_and_keeps_nothing(tmp_path: Pa
     shell, flag, script = SERVICES["valkey"]["command"]
     script = script.replace("$$", "$").replace("valkey-server -", f"{find_valkey_server()} - --port $PORT")
     environment = {"PATH": os.defpath, "REDISCLI_AUTH": "moonshine", "PORT": str(free_port())}
+    # The embedded server knows no TLS; other lines show that those of deploy/compose.servers.yml are read.
+    environment["TLS_SETTINGS"] = "timeout 77\nhz 11\n"
     with subprocess.Popen(
         [shell, flag, script], env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL
     ) as server:
@@ -182,6 +187,8 @@ def test_valkey_is_not_root_asks_for_the_password_and_keeps_nothing(tmp_path: Pa
                     "appendonly": "no",
                     "maxmemory": "268435456",
                     "maxmemory-policy": "noeviction",
+                    "timeout": "77",
+                    "hz": "11",
                 }
                 assert {name: client.config_get(name)[name] for name in wanted} == wanted
                 assert not any("moonshine" in word for word in psutil.Process(server.pid).cmdline())
@@ -205,9 +212,11 @@ def test_every_variable_of_the_file_is_explained_in_the_example_environment() ->
     example = (ROOT / ".env.example").read_text(encoding="utf-8")
     explained = dict(re.findall(r"^#?([A-Z_]+)=(.*)$", example, re.MULTILINE))
     used = {match["name"]: match["operator"] for match in INTERPOLATION.finditer(COMPOSE_TEXT)}
+    opening = {match["name"] for match in INTERPOLATION.finditer(OPENED_TEXT)} | {"COMPOSE_FILE"}
     environments = [service.get("environment", {}) for service in SERVICES.values()]
     passed_on = {name for environment in environments for name, value in environment.items() if value is None}
-    assert explained.keys() == used.keys() | passed_on
+    assert explained.keys() == used.keys() | passed_on | opening
+    assert all((ROOT / name).is_file() for name in explained["COMPOSE_FILE"].split(":"))
     required = {name for name, operator in used.items() if operator == ":?"}
     assert {name for name in explained if re.search(rf"^{name}=$", example, re.MULTILINE)} == required
 
@@ -219,6 +228,26 @@ def test_servers_are_pinned_and_our_own_images_are_built_from_here() -> None:
         else:
             tag = service["image"].partition(":")[2]
             assert re.match(r"v?\d+\.\d+\.\d+", tag), f"{name}: the tag {tag!r} moves"
+
+
+def test_compose_has_the_postgres_and_the_pgvector_of_the_embedded_server() -> None:
+    """So that a backup of one is restored into the other, and what was tested with one holds for the other."""
+    embedded = find_postgres(None)
+    (control,) = embedded.directory.glob("share/**/vector.control")
+    (version,) = re.findall(r"^default_version = '(.+)'$", control.read_text(), re.MULTILINE)
+    assert SERVICES["postgres"]["image"] == f"pgvector/pgvector:{version}-pg{embedded.major_version}"
+
+
+def test_memory_cores_and_logs_of_containers_have_bounds_that_the_environment_sets() -> None:
+    for name in LONG_RUNNING:
+        options = SERVICES[name]["logging"]["options"]
+        assert {"max-size", "max-file"} == options.keys(), name
+    for name in OWN:
+        assert re.fullmatch(r"\$\{(SERVICE|WORKER)_MEMORY:-0\}", SERVICES[name]["mem_limit"]), name
+    for name in ("worker", "worker-cpu"):
+        assert SERVICES[name]["cpus"] == "${WORKER_CPUS:-0}"
+    assert SERVICES["postgres"]["mem_limit"] == "${POSTGRES_MEMORY:-0}"
+    assert SERVICES["valkey"]["mem_limit"] == "512m"
 
 
 def test_uv_of_the_lock_installs_the_images(tmp_path: Path) -> None:
@@ -249,6 +278,27 @@ def test_the_servers_are_reached_by_our_containers_alone() -> None:
     assert {"prometheus", "grafana"} == {
         name for name, service in SERVICES.items() if service["networks"] == ["front"]
     }
+
+
+def test_other_machines_reach_the_servers_at_one_address_that_must_be_named_and_valkey_by_tls_alone() -> None:
+    assert OPENED["services"].keys() == {"postgres", "valkey"}
+    for service in OPENED["services"].values():
+        assert service["networks"] == ["back", "servers"]
+        assert [port.startswith("${SERVERS_BIND:?") for port in service["ports"]] == [True]
+    postgres, valkey = OPENED["services"]["postgres"], OPENED["services"]["valkey"]
+    settings = dict(line.split() for line in valkey["environment"]["TLS_SETTINGS"].splitlines())
+    assert valkey["ports"][0].endswith(f":{settings['tls-port']}")
+    assert valkey["volumes"] == postgres["volumes"] == ["${TLS_DIR:-./tls}:/tls:ro"]
+    flags = dict(re.findall(r"^--(ssl\w*)=(.*)$", "\n".join(SERVICES["postgres"]["command"]), re.MULTILINE))
+    assert flags["ssl"] == "${SERVERS_TLS:-off}"
+    assert (flags["ssl_cert_file"], flags["ssl_key_file"]) == (
+        settings["tls-cert-file"],
+        settings["tls-key-file"],
+    )
+    page = (ROOT / "docs/MACHINES.md").read_text(encoding="utf-8")
+    assert {Path(path).name for path in settings.values() if path.startswith("/")} <= set(
+        re.findall(r"\w+\.\w+", page)
+    )
 
 
 def test_images_are_made_of_the_wheel_and_the_lock_and_their_user_is_not_root() -> None:
@@ -296,9 +346,9 @@ def test_each_of_our_images_is_built_by_one_service() -> None:
         if "build" in service
     }
     assert built == {
-        "vectormill-api:latest": "deploy/Dockerfile.api",
-        "vectormill-worker:cuda": "deploy/Dockerfile.worker",
-        "vectormill-worker:cpu": "deploy/Dockerfile.worker",
+        "vectormill-api:${VERSION:-latest}": "deploy/Dockerfile.api",
+        "vectormill-worker:${VERSION:-cuda}": "deploy/Dockerfile.worker",
+        "vectormill-worker:${VERSION:-cpu}": "deploy/Dockerfile.worker",
     }
     assert len(built) == sum("build" in service for service in SERVICES.values())
     assert built.keys() == {SERVICES[name]["image"] for name in OWN}
