@@ -1,12 +1,11 @@
-"""Outputs in the indexer: write the manifest of each ended job, add its parts to its table, and later remove the
-parts that do not count."""
+"""Outputs in the indexer: write the parts and the manifest of each ended job, and later remove its staged parts."""
 
 import logging
 from typing import Final
 
 from vectormill.db.session import make_engine
-from vectormill.objects.merging import merge_parts
-from vectormill.objects.output import CLOSING, HeldOutput, claim_output, sweep, write_manifest
+from vectormill.objects.closing import close_output, sweep
+from vectormill.objects.output import CLOSING, HeldOutput, claim_output
 from vectormill.settings import Settings
 from vectormill.work.loop import Loop, handing_back
 
@@ -36,11 +35,10 @@ class OutputKeeper(Loop):
         held = HeldOutput(engine=self._engine, lease=lease, is_stopping=self.stopping.is_set, place=place)
         with handing_back(self._engine, lease):
             if lease.state == CLOSING:
-                merge_parts(held)
-                write_manifest(held, settings.output_grace_seconds)
+                close_output(held, settings.output_grace_seconds)
                 logger.info("The output %s of job %s is closed.", held.url, lease.key)
             elif num_swept := sweep(held, settings.output_grace_seconds):
-                logger.info("Removed %d parts from %s that belong to no commit.", num_swept, held.url)
+                logger.info("Removed %d objects from %s that are no parts of it.", num_swept, held.url)
         return True
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """Small steps for tests with outputs in object storage: encode chunks with known results, close, sweep."""
 
 import threading
+from unittest.mock import patch
 
 import numpy as np
 from sqlalchemy import Engine
@@ -12,13 +13,17 @@ from vectormill.domain.task import VECTOR
 from vectormill.jobs.chunk import ChunkOutcome, Claim, load_payload
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import Job
-from vectormill.objects.output import CLOSING, HeldOutput, claim_output, sweep, write_manifest
+from vectormill.objects import closing
+from vectormill.objects.output import CLOSING, HeldOutput, claim_output
 from vectormill.work.loop import handing_back
 from worker.chunk.commit import PostgresSink
 
 
-def keep_outputs(engine: Engine, grace_seconds: float = 0) -> int:
-    """Close and sweep what is due, as an indexer does; return the number of steps."""
+def keep_outputs(engine: Engine, grace_seconds: float = 0, part_bytes: int = 1) -> int:
+    """Close and sweep what is due, as an indexer does; return the number of steps.
+
+    By default the results of each chunk become a part of their own.
+    """
     num_steps = 0
     while True:
         with engine.begin() as connection:
@@ -27,11 +32,11 @@ def keep_outputs(engine: Engine, grace_seconds: float = 0) -> int:
             return num_steps
         num_steps += 1
         held = HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, place=claimed[1])
-        with handing_back(engine, claimed[0]):
+        with handing_back(engine, claimed[0]), patch.object(closing, "PART_BYTES", part_bytes):
             if claimed[0].state == CLOSING:
-                write_manifest(held, grace_seconds)
+                closing.close_output(held, grace_seconds)
             else:
-                sweep(held, grace_seconds)
+                closing.sweep(held, grace_seconds)
 
 
 def finish(engine: Engine, claimed: Claim) -> None:

@@ -42,18 +42,11 @@ from vectormill.jobs.jobs import cancel_job
 from vectormill.jobs.submission import JobWriter
 from vectormill.models.registry import Registry
 from vectormill.objects.bodies import InputBody
+from vectormill.objects.closing import close_output, sweep
 from vectormill.objects.input import INPUT, HeldInput, claim_input
 from vectormill.objects.manifest import MANIFEST, read_manifest
-from vectormill.objects.merging import merge_parts
-from vectormill.objects.output import (
-    CLOSING,
-    OUTPUT,
-    HeldOutput,
-    claim_output,
-    sweep,
-    write_manifest,
-)
-from vectormill.objects.parts import PREFIX, SUFFIX
+from vectormill.objects.output import CLOSING, OUTPUT, HeldOutput, claim_output
+from vectormill.objects.parts import STAGED
 from vectormill.objects.store import list_folder, write_object
 from vectormill.objects.submission import add_objects, read_input
 from vectormill.runs.runs import COUNT_NAMES, RUNS, cancel_run, claim_run, find_run
@@ -426,7 +419,7 @@ class ChunksToStorage(Chunks):
 
 
 class Outputs:
-    """Outputs with that of one ended job of three parts, next to which lies one that no commit has recorded."""
+    """Outputs with that of an ended job of three chunks, next to whose results lie some that no commit has recorded."""
 
     work = OUTPUT
     max_attempts: int | None = None
@@ -440,7 +433,7 @@ class Outputs:
         job = submit(engine, items, output_url=self._url, chunk_max_items=1)
         with encoding_chunks(engine) as encoder:
             run_to_end(engine, encoder, job)
-        write_object(f"{self._url}/{PREFIX}orphan{SUFFIX}", b"of a worker that lost its lease")
+        write_object(f"{self._url}/{STAGED}orphan.rows", b"of a worker that lost its lease")
 
     def claim(self, connection: Connection, lease_seconds: float = 30) -> Claimed | None:
         return claim_output(connection, "test", lease_seconds)
@@ -450,8 +443,7 @@ class Outputs:
         with handing_back(engine, claimed[0]):
             held.keep()
             if claimed[0].state == CLOSING:
-                merge_parts(held)
-                write_manifest(held, grace_seconds=0)
+                close_output(held, grace_seconds=0)
             else:
                 sweep(held, grace_seconds=0)
 

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.children.fleet ORDER`: each worker is registered, sends heartbeats and renews its leases like
 a real one. Workers share the connections of the process. Of a chunk in the sample the items are read and a part is
-written; of any other chunk only the row of its part is recorded.
+staged; of any other chunk only a row is recorded, of a part, so that nobody opens the object that does not exist.
 """
 
 import base64
@@ -33,12 +33,11 @@ from vectormill.jobs.chunks import ClaimedChunk, claim_chunk, renew_leases
 from vectormill.jobs.completion import complete_chunk
 from vectormill.jobs.job import DEFAULT_PRIORITY
 from vectormill.objects.manifest import OutputPart
-from vectormill.objects.parts import name_part, record_part, write_part
+from vectormill.objects.parts import name_part, name_staged, record_part, write_staged
 from vectormill.objects.reference import decode_reference
 from vectormill.ragged import Ragged
 from vectormill.workers.workers import beat_worker, name_owner
 
-# Such a part is never merged, so nobody opens the object that does not exist.
 PART_BYTES: Final = 256 << 20
 LOCK_MILLISECONDS: Final = 15_000
 # About as many bytes as a real worker reports of its devices and stages.
@@ -160,12 +159,12 @@ class Fleet:
         record: Callable[[Connection], object] | None = None
         if claim.output_url is not None:
             part: OutputPart | None = OutputPart(
-                name_part(claim), claim.first_item, claim.num_items, PART_BYTES
+                name_part(name_staged(claim)), claim.first_item, claim.num_items, PART_BYTES
             )
             if claim.first_item < self._order.sample_end:
                 assert claimed.payload is not None, "the payloads of open chunks are never removed"
                 items = decode_reference(claimed.payload).read()
-                part, outcome = write_part(self._engine, claim, items, encoded, results, outcome)
+                part, outcome = write_staged(self._engine, claim, items, encoded, results, outcome)
             assert part is not None, "no item of the sample fails"
             record = partial(record_part, claim=claim, part=part)
         began = time.perf_counter()

@@ -18,7 +18,10 @@ from benchmarks.ours import MODEL
 from benchmarks.questions.host import OTHERS, PROCESSES, Bench, count_seconds
 from benchmarks.tables import NUMBER, RATIO, Report, Spread, Table, at_least, tabulate
 from benchmarks.texts import ExactTexts
+from vectormill.cli.objects_demo import wait_until_closed
 from vectormill.cli.stack import workplace
+from vectormill.client import Client
+from vectormill.jobs.bodies import JobBody
 
 NUM_TEXTS: Final = 100_000
 NUM_TOKENS: Final = 16
@@ -57,15 +60,21 @@ def run_by_reference(bench: Bench, folder: Path, texts: list[str]) -> dict[str, 
     """Write the texts as a Parquet file, and run the job that reads it and writes next to it."""
     folder.mkdir()
     write_texts(folder / "texts.parquet", texts)
-    found = bench.measure(
-        lambda client: client.submit_objects(
+    jobs = []
+
+    def submit(client: Client) -> JobBody:
+        job = client.submit_objects(
             f"file://{folder}/texts.parquet",
             text="body",
             key="id",
             model=MODEL,
             to=f"file://{folder}/vectors",
         )
-    )
+        jobs.append(job)
+        return job
+
+    found = bench.measure(submit)
+    wait_until_closed(bench.client, jobs[0]["id"])
     num_rows = sum(pq.read_metadata(path).num_rows for path in (folder / "vectors").glob("part-*.parquet"))
     if num_rows < len(texts):
         raise BenchmarkFailed(f"There are {num_rows:,} rows of {len(texts):,}.")

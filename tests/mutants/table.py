@@ -18,6 +18,7 @@ REFERENCES: Final = "tests/integration/objects/test_references.py"
 INPUTS: Final = "tests/integration/objects/test_inputs.py"
 LEDGER: Final = "tests/unit/chunk/test_key_ledger.py"
 OUTPUTS: Final = "tests/integration/objects/test_outputs.py"
+VISIBLE: Final = "tests/integration/objects/test_visible_rows.py"
 REAL_STORES: Final = "tests/integration/objects/test_real_stores.py"
 ICEBERG: Final = "tests/integration/objects/test_iceberg.py"
 MENDING: Final = "tests/integration/jobs/test_mending.py"
@@ -1303,17 +1304,17 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the sweep takes parts that are young",
-        "vectormill/objects/output.py",
-        "if each.modified_at > time.time() - grace_seconds:",
-        "if each.modified_at > time.time():",
-        (f"{OUTPUTS}::test_a_part_whose_commit_never_came_does_not_count_and_is_swept[file]",),
+        "vectormill/objects/closing.py",
+        "if each.modified_at > before:",
+        "if False:",
+        (f"{OUTPUTS}::test_results_whose_commit_never_came_do_not_count_and_are_swept[file]",),
     ),
     Mutant(
         "the sweep takes parts that count",
-        "vectormill/objects/output.py",
+        "vectormill/objects/closing.py",
         "unknown = sorted(set(names) - set(connection.execute(FIND_KNOWN, values).scalars()))",
         "unknown = sorted(set(names))",
-        (f"{OUTPUTS}::test_a_part_whose_commit_never_came_does_not_count_and_is_swept[file]",),
+        (f"{OUTPUTS}::test_results_whose_commit_never_came_do_not_count_and_are_swept[file]",),
     ),
     Mutant(
         "two jobs write into one folder",
@@ -1341,7 +1342,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a retry adds all parts to the table once more when their snapshot is forgotten",
-        "vectormill/objects/output.py",
+        "vectormill/objects/closing.py",
         "for part in parts if part.name not in former]",
         "for part in parts]",
         (f"{ICEBERG}::test_a_retry_adds_only_what_failed_before[sqlite-compacted] -m slow",),
@@ -1354,11 +1355,27 @@ MUTANTS: Final = (
         (f"{ICEBERG}::test_a_table_has_the_values_that_the_parts_have[sqlite-vectors] -m slow",),
     ),
     Mutant(
-        "parts that a table has are merged into others",
-        "vectormill/objects/merging.py",
-        "if held.place.table_url is not None and held.lease.fence > 1:",
-        "if False:",
-        (f"{ICEBERG}::test_parts_that_a_table_may_have_are_merged_no_more -m slow",),
+        "a part that was begun by a process which is gone is planned anew",
+        "vectormill/objects/closing.py",
+        "    if planned:\n        yield planned",
+        "    pass",
+        (f"{VISIBLE}::test_a_closing_that_is_interrupted_at_any_moment_shows_no_row_twice[file-3] -m tail",),
+    ),
+    Mutant(
+        "parts that count nowhere are left where readers see them",
+        "vectormill/objects/closing.py",
+        "    _remove_unknown(held, (PREFIX,), before=math.inf)",
+        "    pass",
+        (
+            f"{OUTPUTS}::test_an_output_that_an_older_release_has_begun_has_each_row_once_when_it_is_closed[file]",
+        ),
+    ),
+    Mutant(
+        "the sweep leaves the manifest of a process that had lost its lease",
+        "vectormill/objects/closing.py",
+        "    _write_manifest(held, list(_list_parts(held)))",
+        "    pass",
+        (f"{VISIBLE}::test_a_closing_that_is_interrupted_at_any_moment_shows_no_row_twice[file-3] -m tail",),
     ),
     Mutant(
         "the same object of Azure has another entity tag in a list",

@@ -22,7 +22,7 @@ READING: Final = "dataframes"
 
 @dataclass(frozen=True, slots=True)
 class OutputPart:
-    """A part of a job's output. `name` is relative to the output's folder, and sorts by `first_item`."""
+    """A part, or a staged one. `name` is relative to the output's folder, and sorts by `first_item`."""
 
     name: str
     first_item: int

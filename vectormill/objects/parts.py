@@ -1,12 +1,14 @@
-"""OutputPart: a Parquet file with the results of one chunk, and the record in Postgres that makes it count.
+"""OutputPart: a Parquet file with results of a job, and the record in Postgres that makes it count.
 
-A worker writes a part before it commits, under a name that no other claim of the chunk has. The part belongs to
-the job only once the chunk's fenced commit has recorded it; all others are removed by the sweep (output.py).
+A worker writes the results of a chunk before it commits, as a staged part, under a name that no other claim of the
+chunk has. They belong to the job only once the chunk's fenced commit has recorded them. No pattern for Parquet files
+matches a staged part, and whoever reads whole folders leaves out names that begin with `_`: so readers see no row until
+the job has ended and its staged parts have become parts. The sweep removes them later (closing.py does both).
 """
 
 import io
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,19 +25,21 @@ from vectormill.objects.store import write_object
 from vectormill.ragged import Ragged
 from vectormill.vectors.vector_types import MAX_HALF, choose_vector_type, make_rows
 
-if TYPE_CHECKING:
-    pass
-
 PREFIX: Final = "part-"
-SUFFIX: Final = ".parquet"
+STAGED: Final = "_staged/"
 
 
-def name_part(claim: Claim) -> str:
-    """Return the name of the part that this claim of a chunk writes."""
-    return f"{PREFIX}{claim.first_item:012d}-{claim.chunk_id}-{claim.fence}{SUFFIX}"
+def name_staged(claim: Claim) -> str:
+    """Return the name of the staged part that this claim of a chunk writes."""
+    return f"{STAGED}{claim.first_item:012d}-{claim.chunk_id}-{claim.fence}.rows"
 
 
-def write_part(
+def name_part(staged: str) -> str:
+    """Return the name of the part whose first rows are those of this staged part."""
+    return f"{PREFIX}{staged.removeprefix(STAGED).removesuffix('.rows')}.parquet"
+
+
+def write_staged(
     engine: Engine,
     claim: Claim,
     items: Items,
@@ -43,12 +47,12 @@ def write_part(
     results: Ragged,
     outcome: ChunkOutcome,
 ) -> tuple[OutputPart | None, ChunkOutcome]:
-    """Write the results of the items at positions `encoded` [m] that did not fail; no part if all of them did.
+    """Stage the results of the items at positions `encoded` [m] that did not fail; nothing if all of them did.
 
-    Return the part, and the outcome with a failure for each vector that the requested type cannot hold. Raise
+    Return the staged part, and the outcome with a failure for each vector that the requested type cannot hold. Raise
     StorageUnavailable.
     """
-    assert claim.output_url is not None, "a job without an output has no parts"
+    assert claim.output_url is not None, "the results of a job without an output are not staged"
     rows = np.arange(len(encoded))
     if outcome.failures:
         failed = np.fromiter(outcome.failures, dtype=np.int64, count=len(outcome.failures))
@@ -76,7 +80,7 @@ def write_part(
         return None, outcome
     stored = items if len(rows) == len(items) else items.take(encoded[rows].tolist())
     content = encode_part(stored, kept, claim)
-    name = name_part(claim)
+    name = name_staged(claim)
     write_object(f"{claim.output_url}/{name}", content)
     return OutputPart(name, claim.first_item, len(rows), len(content)), outcome
 

@@ -19,7 +19,7 @@ from vectormill.jobs.chunk import DONE, ChunkOutcome, Claim
 from vectormill.jobs.chunks import find_chunk, renew_leases
 from vectormill.jobs.completion import complete_chunk
 from vectormill.jobs.item import Item, Items
-from vectormill.objects.parts import record_part, write_part
+from vectormill.objects.parts import record_part, write_staged
 from vectormill.ragged import Ragged
 from worker.chunk.ledger import ChunkLedger
 
@@ -76,7 +76,7 @@ class PostgresSink:
 
         lock_milliseconds = max(1, round(1000 * self._lease_seconds * LOCK_WAIT_SHARE))
         pause = _FIRST_PAUSE_SECONDS
-        outcome, record = self._write_part(claim, items, encoded, results, outcome)
+        outcome, record = self._write_staged(claim, items, encoded, results, outcome)
         try:
             while True:
                 try:
@@ -100,7 +100,7 @@ class PostgresSink:
             self._ledger.note_wait(claim.chunk_id, None)
         return time.monotonic() - start - counted
 
-    def _write_part(
+    def _write_staged(
         self,
         claim: Claim,
         items: Sequence[Item],
@@ -108,13 +108,13 @@ class PostgresSink:
         results: Ragged,
         outcome: ChunkOutcome,
     ) -> tuple[ChunkOutcome, Callable[[Connection], object] | None]:
-        """Write the results of a job with an output as a part, once, before the commit that makes it count.
+        """Stage the results of a job with an output, once, before the commit that makes them count.
 
         Return the outcome and the function that records the part; None for a job whose results go into Postgres.
         """
         if claim.output_url is None:
             return outcome, None
-        part, outcome = write_part(self._engine, claim, Items.of(items), encoded, results, outcome)
+        part, outcome = write_staged(self._engine, claim, Items.of(items), encoded, results, outcome)
 
         def record(connection: Connection) -> None:
             if part is not None:

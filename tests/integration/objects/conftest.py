@@ -22,6 +22,7 @@ class Place:
     url: str
     write: Callable[[str, bytes], None]
     names: Callable[[], list[str]]
+    read: Callable[[str], bytes]
 
 
 @pytest.fixture
@@ -55,12 +56,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         def names() -> list[str]:
             return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
 
-        return Place(f"file://{tmp_path}", write, names)
+        return Place(f"file://{tmp_path}", write, names, lambda name: (tmp_path / name).read_bytes())
     double: Double = request.getfixturevalue("bucket")
     return Place(
         "s3://bucket/data",
         lambda name, content: double.put(f"bucket/data/{name}", content),
         lambda: sorted(path.removeprefix("bucket/data/") for path in double.objects),
+        lambda name: double.objects[f"bucket/data/{name}"],
     )
 
 

@@ -1,58 +1,71 @@
 """Read rows with another program and print them as JSON, key -> row: `read_elsewhere.py PROGRAM PLACE [NAME]`.
 
+What reads an output by the examples of docs/SCALE.md finds it in the folder `vectors` here; PLACE is then a key of it.
+
 Runs in an environment of its own, without Vectormill and its packages.
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
+from glob import glob
+from pathlib import Path
 from typing import Any, Final
 
 
-def read_duckdb(folder: str, _: str) -> Iterator[dict[str, Any]]:
+def find_example(words: str) -> str:
+    """Return the block of examples in docs/SCALE.md that has these words; its line, if they end with a dot."""
+    page = (Path(__file__).parents[3] / "docs" / "SCALE.md").read_text()
+    section = page.partition("## Read by other programs")[2].partition("\n## ")[0]
+    block: str
+    (block,) = (each for each in re.findall(r"```\w+\n(.*?)```", section, re.DOTALL) if words in each)
+    return next(line for line in block.splitlines() if words in line) if words.endswith(".") else block
+
+
+def read_duckdb(_: str, __: str) -> Iterator[dict[str, Any]]:
     import duckdb
 
-    found = duckdb.execute("SELECT * FROM read_parquet(?)", [f"{folder}/part-*.parquet"])
-    names = [column[0] for column in found.description]
-    yield from (dict(zip(names, row, strict=True)) for row in found.fetchall())
+    result = duckdb.execute("SELECT * FROM 'vectors/*.parquet' ORDER BY key")
+    names = [column[0] for column in result.description]
+    rows = result.fetchall()
+    assert duckdb.execute("SELECT * FROM 'vectors/**/*.parquet' ORDER BY key").fetchall() == rows
+    yield from (dict(zip(names, row, strict=True)) for row in rows)
 
 
-def search_duckdb(folder: str, _: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows by their distance from the first one, as docs/SCALE.md shows it."""
+def search_duckdb(key: str, _: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows that are nearest to a key's."""
     import duckdb
 
-    columns = "key, embedding::FLOAT[8] AS embedding"
-    duckdb.execute(f"CREATE VIEW vectors AS SELECT {columns} FROM '{folder}/part-*.parquet'")
-    yield from (
-        {"key": key, "distance": distance}
-        for key, distance in duckdb.execute(
-            "SELECT key, array_cosine_distance(embedding, (SELECT embedding FROM vectors ORDER BY key LIMIT 1)) "
-            "AS distance FROM vectors ORDER BY distance"
-        ).fetchall()
-    )
+    example = find_example("-- DuckDB").replace("[384]", "[8]").replace("'readme'", "?")
+    view, search, _ = example.split(";")
+    duckdb.execute(view)
+    for found, distance in duckdb.execute(search, [key]).fetchall():
+        yield {"key": found, "distance": distance}
 
 
-def read_polars(folder: str, _: str) -> Iterator[dict[str, Any]]:
+def read_polars(_: str, __: str) -> Iterator[dict[str, Any]]:
     import polars
 
-    yield from polars.scan_parquet(f"{folder}/part-*.parquet").collect().iter_rows(named=True)
+    names: dict[str, Any] = {}
+    exec(find_example("import polars"), names)
+    frame = polars.scan_parquet("vectors/**/*.parquet").collect()
+    assert names["matrix"].shape == (len(frame), len(frame["embedding"][0]))
+    assert frame.equals(polars.scan_parquet("vectors/*.parquet").collect())
+    yield from frame.iter_rows(named=True)
 
 
-def import_lancedb(folder: str, _: str) -> Iterator[dict[str, Any]]:
-    """Create a table from a dataset of the parts, as docs/SCALE.md shows it."""
-    import tempfile
-    from pathlib import Path
-
+def import_lancedb(_: str, __: str) -> Iterator[dict[str, Any]]:
     import lancedb
     import pyarrow.dataset
 
-    parts = pyarrow.dataset.dataset([str(path) for path in sorted(Path(folder).glob("part-*.parquet"))])
-    with tempfile.TemporaryDirectory() as place:
-        table = lancedb.connect(place).create_table("vectors", parts.to_batches(), schema=parts.schema)
-        yield from table.to_arrow().to_pylist()
+    exec(find_example("import lancedb"), {})
+    # A dataset of a folder leaves out what begins with `_`.
+    assert pyarrow.dataset.dataset("vectors").count_rows() == 11
+    yield from lancedb.connect("lance").open_table("papers").to_arrow().to_pylist()
 
 
-def read_spark(folder: str, _: str) -> Iterator[dict[str, Any]]:
+def read_spark(_: str, __: str) -> Iterator[dict[str, Any]]:
     from pyspark.sql import SparkSession
 
     options = {
@@ -62,25 +75,29 @@ def read_spark(folder: str, _: str) -> Iterator[dict[str, Any]]:
         "spark.ui.enabled": "false",
     }
     spark = SparkSession.builder.master("local[1]").config(map=options).getOrCreate()
-    yield from [row.asDict() for row in spark.read.parquet(f"{folder}/part-*.parquet").collect()]
+    rows = eval(find_example("spark."), {"spark": spark}).collect()
+    assert spark.read.parquet("vectors").count() == len(rows)
+    assert spark.read.option("recursiveFileLookup", "true").parquet("vectors").count() == len(rows)
+    yield from [row.asDict() for row in rows]
     spark.stop()
 
 
-def read_ray(folder: str, _: str) -> Iterator[dict[str, Any]]:
-    from pathlib import Path
-
+def read_ray(_: str, __: str) -> Iterator[dict[str, Any]]:
     import ray
 
     ray.init(num_cpus=1, object_store_memory=100 << 20, include_dashboard=False, _node_ip_address="127.0.0.1")
-    parts = sorted(str(path) for path in Path(folder).glob("part-*.parquet"))
-    for row in ray.data.read_parquet(parts).take_all():
+    rows = eval(find_example("ray."), {"ray": ray, "glob": glob}).take_all()
+    assert ray.data.read_parquet("vectors").count() == len(rows)
+    for row in rows:
         yield {**row, "embedding": list(row["embedding"])}
 
 
-def read_daft(folder: str, _: str) -> Iterator[dict[str, Any]]:
+def read_daft(_: str, __: str) -> Iterator[dict[str, Any]]:
     import daft
 
-    yield from daft.read_parquet(f"{folder}/part-*.parquet").to_pylist()
+    rows = eval(find_example("daft."), {"daft": daft}).to_pylist()
+    assert daft.read_parquet("vectors/**/*.parquet").count_rows() == len(rows)
+    yield from rows
 
 
 def read_iceberg_daft(metadata: str, _: str) -> Iterator[dict[str, Any]]:

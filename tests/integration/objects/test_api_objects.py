@@ -22,7 +22,8 @@ from vectormill.jobs.jobs import find_job
 from vectormill.keys import keyring
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
-from vectormill.objects.output import HeldOutput, claim_output, write_manifest
+from vectormill.objects.closing import close_output
+from vectormill.objects.output import HeldOutput, claim_output
 from vectormill.problems import ApiError
 
 
@@ -36,9 +37,7 @@ def encode_all(engine: Engine, job_id: str) -> None:
     with engine.begin() as connection:
         claimed = claim_output(connection, "test", 30)
     if claimed is not None:
-        write_manifest(
-            HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, place=claimed[1])
-        )
+        close_output(HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, place=claimed[1]))
 
 
 def test_a_job_by_reference_is_submitted_shown_and_read(

@@ -21,8 +21,8 @@ from sqlalchemy import Engine
 
 from tests.environments import CLUSTERS, find_packages, make_cluster_variables, make_environment
 from tests.kinds import RECORDS, SCORES, records_of
-from tests.outputs import add_output
-from tests.protocol import SPEC, make_items, vector_of
+from tests.outputs import add_output, encode, keep_outputs
+from tests.protocol import SPEC, make_items, submit, vector_of
 from vectormill.jobs.item import Item
 from vectormill.objects.reading import read_table
 
@@ -85,13 +85,13 @@ def vectors_of(items: list[Item]) -> dict[str, Any]:
 # -- readers --------------------------------------------------------------------------------------------------------
 
 
-def test_polars_and_datasets_of_arrow_read_the_parts_of_a_swept_output_as_we_do(out: Path) -> None:
+def test_polars_and_datasets_of_arrow_read_the_parts_of_an_output_as_we_do(out: Path) -> None:
     expected = read_table(str(out)).sort_by("key")
-    files = [str(path) for path in out.glob("part-*.parquet")]
+    files = [str(path) for path in out.glob("*.parquet")]
     assert len(files) == 3
-    dataset = pyarrow.dataset.dataset(files).to_table().sort_by("key")
-    assert dataset.equals(expected)
-    frame = polars.scan_parquet(f"{out}/part-*.parquet").sort("key").collect()
+    for source in (files, str(out)):
+        assert pyarrow.dataset.dataset(source).to_table().sort_by("key").equals(expected)
+    frame = polars.scan_parquet(f"{out}/*.parquet").sort("key").collect()
     assert frame["key"].to_list() == expected.column("key").to_pylist()
     assert frame["metadata"].to_list() == expected.column("metadata").to_pylist()
     np.testing.assert_array_equal(
@@ -102,43 +102,50 @@ def test_polars_and_datasets_of_arrow_read_the_parts_of_a_swept_output_as_we_do(
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # the first run installs the packages
 @pytest.mark.parametrize("program", READERS)
-def test_another_program_reads_the_parts_of_a_swept_output_as_we_do(
+def test_another_program_reads_a_closed_output_by_the_examples_of_the_docs(
     engine: Engine, tmp_path: Path, program: str
 ) -> None:
     for kind in ("float32", "float16", "int8", "binary"):
-        folder = f"{tmp_path}/{kind}"
-        add_output(engine, f"file://{folder}", ITEMS, replace(SPEC, vector_type=kind))
-        assert len([*Path(folder).glob("part-*.parquet")]) == 3
-        done = run_reader(program, folder)
+        folder = tmp_path / kind / "vectors"
+        encode(
+            engine, submit(engine, ITEMS, spec=replace(SPEC, vector_type=kind), output_url=f"file://{folder}")
+        )
+        keep_outputs(engine, grace_seconds=3600)
+        assert len([*folder.glob("*.parquet")]) == len([*folder.glob("_staged/*")]) == 3
+        done = run_reader(program, folder.parent)
         if (program, kind) == ("spark", "float16"):
             assert "PARQUET_TYPE_ILLEGAL" in done.stderr
             continue
         assert done.returncode == 0, done.stderr
         rows = sorted(json.loads(done.stdout.splitlines()[-1]), key=lambda row: str(row["key"]))
-        expected = sorted(read_table(folder).to_pylist(), key=lambda row: str(row["key"]))
+        expected = sorted(read_table(str(folder)).to_pylist(), key=lambda row: str(row["key"]))
         # A number of 32 bits or less, and its text in JSON, are exact: equal numbers are equal bits.
         assert rows == [{**row, "content_hash": list(row["content_hash"])} for row in expected], kind
 
 
-def run_reader(program: str, folder: str) -> "subprocess.CompletedProcess[str]":
-    """Read a folder by a program in its environment, or in ours with the packages of a cluster behind."""
+def run_reader(program: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Read `vectors` by a program in its environment, or in ours with the packages of a cluster behind."""
     python, environment = sys.executable, None
     if program in CLUSTERS:
         environment = make_cluster_variables(program)
     else:
         python = str(make_environment("objects", PINS))
     return subprocess.run(
-        (python, SCRIPT, program, folder), capture_output=True, text=True, timeout=300, env=environment, check=False,
+        (python, SCRIPT, program, ITEMS[0].key),
+        cwd=folder, capture_output=True, text=True, timeout=300, env=environment, check=False,
     )  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_duckdb_compares_the_vectors_of_an_output(python: Path, out: Path) -> None:
+def test_duckdb_compares_the_vectors_of_an_output(engine: Engine, tmp_path: Path) -> None:
+    add_output(engine, f"file://{tmp_path}/vectors", ITEMS)
     expected = vectors_of(ITEMS)
-    first = expected[min(expected, key=lambda key: key.encode())]
-    rows = read(python, "search with duckdb", str(out))
-    assert [row["key"] for row in rows] == sorted(expected, key=lambda key: -float(expected[key] @ first))
+    first = expected[ITEMS[0].key]
+    done = run_reader("search with duckdb", tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["key"] for row in rows] == sorted(expected, key=lambda key: -float(expected[key] @ first))[:5]
     for row in rows:
         assert row["distance"] == pytest.approx(1 - float(expected[row["key"]] @ first), abs=1e-6)
 

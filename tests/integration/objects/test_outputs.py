@@ -13,7 +13,7 @@ from sqlalchemy import Engine, text
 from tests.integration.objects.conftest import Place
 from tests.kinds import RECORDS, SCORES, numbers_of, records_of
 from tests.obedient_engine import FussyEngine, ObedientEngine, encoding_chunks, run_to_end
-from tests.outputs import finish, finish_all, keep_outputs
+from tests.outputs import encode_waiting, finish, finish_all, keep_outputs
 from tests.protocol import SPEC, claim, dispatch_all, make_items, submit, vector_of
 from tests.s3_double import Double
 from vectormill.domain.encoding import EncodingSpec
@@ -26,14 +26,8 @@ from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, retry_j
 from vectormill.jobs.submission import JobWriter
 from vectormill.objects.bodies import InputBody
 from vectormill.objects.manifest import MANIFEST, read_manifest
-from vectormill.objects.merging import merge_parts
-from vectormill.objects.output import (
-    CLOSING,
-    HeldOutput,
-    claim_output,
-    write_manifest,
-)
-from vectormill.objects.parts import write_part
+from vectormill.objects.output import CLOSING
+from vectormill.objects.parts import name_part, write_staged
 from vectormill.objects.reading import read_batches, read_table
 from vectormill.objects.submission import add_objects
 from vectormill.ragged import Ragged
@@ -94,7 +88,7 @@ def test_rows_of_an_object_become_parts_of_an_output_and_no_text_is_in_postgres(
         next(read_vectors(engine, job.id))
 
 
-def test_a_part_whose_commit_never_came_does_not_count_and_is_swept(engine: Engine, place: Place) -> None:
+def test_results_whose_commit_never_came_do_not_count_and_are_swept(engine: Engine, place: Place) -> None:
     items = make_items(4)
     job = submit(engine, items, output_url=f"{place.url}/out")
     (dispatch,) = dispatch_all(engine)
@@ -107,17 +101,17 @@ def test_a_part_whose_commit_never_came_does_not_count_and_is_swept(engine: Engi
         assert encoder.encode_chunk(dispatch.chunk_id)["outcome"] == "duplicate"
     with engine.connect() as connection:
         assert find_job(connection, job.id).num_done == 4
-    assert len([name for name in place.names() if "part-" in name]) == 2
+    assert len([name for name in place.names() if "_staged" in name]) == 2
     assert keep_outputs(engine, grace_seconds=3600) == 1, "closed, and too young to be swept"
     assert_vectors(f"{place.url}/out", items)
     with engine.begin() as connection:
         connection.execute(text("UPDATE vectormill.job_outputs SET available_at = now()"))
     assert keep_outputs(engine, grace_seconds=3600) == 1
-    assert len([name for name in place.names() if "part-" in name]) == 2, "its writer may yet commit"
+    assert len([name for name in place.names() if "_staged" in name]) == 2, "its writer may yet commit"
     with engine.begin() as connection:
         connection.execute(text("UPDATE vectormill.job_outputs SET available_at = now()"))
     assert keep_outputs(engine) == 1
-    (part,) = [name for name in place.names() if "part-" in name]
+    (part,) = [name for name in place.names() if not name.startswith("out/_")]
     assert part.endswith(f"-{dispatch.chunk_id}-{former.fence + 1}.parquet")
     assert_vectors(f"{place.url}/out", items)
 
@@ -125,7 +119,9 @@ def test_a_part_whose_commit_never_came_does_not_count_and_is_swept(engine: Engi
 def write(engine: Engine, claimed: Claim, items: list[Item]) -> None:
     vectors = np.array([vector_of(item.text) for item in items])
     outcome = ChunkOutcome({}, 1, 1)
-    write_part(engine, claimed, Items.of(items), np.arange(len(items)), Ragged.from_matrix(vectors), outcome)
+    write_staged(
+        engine, claimed, Items.of(items), np.arange(len(items)), Ragged.from_matrix(vectors), outcome
+    )
 
 
 def test_items_that_failed_are_written_by_a_retry_and_the_manifest_then_has_them(
@@ -285,20 +281,20 @@ def test_a_store_that_refuses_holds_its_chunks_back_and_says_so_until_it_is_well
     assert_vectors("s3://bucket/out", [Item("a", b"one")])
 
 
-def test_a_part_that_was_written_although_the_answer_was_lost_is_swept(
+def test_results_that_were_staged_although_the_answer_was_lost_are_swept(
     engine: Engine, bucket: Double
 ) -> None:
     items = make_items(2)
     job = submit(engine, items, output_url="s3://bucket/out")
-    bucket.after = lambda method, path: 500 if method == "PUT" and "part-" in path else None
+    bucket.after = lambda method, path: 500 if method == "PUT" and "_staged" in path else None
     with encoding_chunks(engine) as encoder:
         (dispatch,) = dispatch_all(engine)
         assert encoder.encode_chunk(dispatch.chunk_id)["outcome"] == "no storage"
         bucket.after = lambda method, path: None
         run_to_end(engine, encoder, job)
-    assert len([path for path in bucket.objects if "part-" in path]) == 2
+    assert len([path for path in bucket.objects if "_staged" in path]) == 2
     keep_outputs(engine)
-    assert len([path for path in bucket.objects if "part-" in path]) == 1
+    assert not [path for path in bucket.objects if "_staged" in path]
     assert_vectors("s3://bucket/out", items)
 
 
@@ -321,7 +317,7 @@ def test_a_manifest_that_the_store_refuses_is_written_when_it_is_well(engine: En
     assert_vectors("s3://bucket/out", items)
 
 
-def test_small_parts_are_merged_in_their_order_and_large_ones_are_left(engine: Engine, place: Place) -> None:
+def test_the_results_of_chunks_are_joined_in_their_order_up_to_a_size(engine: Engine, place: Place) -> None:
     items = make_items(23)
     job = submit(engine, items, output_url=f"{place.url}/out", chunk_max_items=2)
     with encoding_chunks(engine) as encoder:
@@ -330,19 +326,37 @@ def test_small_parts_are_merged_in_their_order_and_large_ones_are_left(engine: E
         sizes = connection.execute(text("SELECT num_bytes FROM vectormill.output_parts")).scalars().all()
         fifth = text("UPDATE vectormill.output_parts SET num_bytes = 1 << 30 WHERE first_item = 8")
         connection.execute(fifth)
-        claimed = claim_output(connection, "test", 30)
-    assert claimed is not None
     assert len(sizes) == 12
-    held = HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, place=claimed[1])
-    assert merge_parts(held, small_bytes=1 << 20, merged_bytes=3 * min(sizes) - 1) == 9
-    write_manifest(held)
+    keep_outputs(engine, part_bytes=3 * max(sizes))
     rows = [part.num_rows for part in read_manifest(f"{place.url}/out").parts]
-    assert_vectors(f"{place.url}/out", items)
     assert rows == [6, 2, 2, 6, 6, 1]
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.job_outputs SET available_at = now()"))
-    keep_outputs(engine)
     assert len([name for name in place.names() if "part-" in name]) == 6
+    assert_vectors(f"{place.url}/out", items)
+
+
+def test_an_output_that_an_older_release_has_begun_has_each_row_once_when_it_is_closed(
+    engine: Engine, place: Place
+) -> None:
+    items = make_items(6)
+    submit(engine, items, output_url=f"{place.url}/out", chunk_max_items=2)
+    encode_waiting(engine)
+    # That release wrote the results of the first chunk where readers look, twice; once its lease was lost.
+    with engine.begin() as connection:
+        staged = (
+            connection.execute(text("SELECT name FROM vectormill.output_parts ORDER BY name"))
+            .scalars()
+            .first()
+        )
+        values = {"staged": staged, "name": name_part(str(staged))}
+        connection.execute(
+            text("UPDATE vectormill.output_parts SET name = :name WHERE name = :staged"), values
+        )
+    for name in (values["name"], "part-000000000000-1-9.parquet"):
+        place.write(f"out/{name}", place.read(f"out/{staged}"))
+    assert keep_outputs(engine, grace_seconds=3600, part_bytes=1 << 20) == 1
+    parts = [name.removeprefix("out/") for name in place.names() if name.endswith(".parquet")]
+    assert parts == [part.name for part in read_manifest(f"{place.url}/out").parts]
+    assert len(parts) == 2
     assert_vectors(f"{place.url}/out", items)
 
 

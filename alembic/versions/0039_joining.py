@@ -1,0 +1,25 @@
+"""Joining: the staged parts that become the next part of an output.
+
+Revision ID: 0039
+Revises: 0038
+"""
+
+from alembic import op
+
+revision = "0039"
+down_revision = "0038"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Add the column, which rewrites nothing."""
+    op.execute("ALTER TABLE vectormill.job_outputs ADD COLUMN joining text[]")
+    op.execute(
+        "COMMENT ON COLUMN vectormill.job_outputs.joining IS 'The staged parts that become the next part.'"
+    )
+
+
+def downgrade() -> None:
+    """Drop the column."""
+    op.execute("ALTER TABLE vectormill.job_outputs DROP COLUMN joining")
