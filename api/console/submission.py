@@ -1,9 +1,10 @@
 """The page that submits a file of texts, which is read as the command line reads it, and submitted as a stream is."""
 
+import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import BinaryIO, Final, cast
 
 import msgspec
@@ -17,11 +18,11 @@ from api.intake.file_uploads import receive_form
 from api.intake.submissions import submit_lines
 from vectormill.collections.descriptions import list_collection_rows
 from vectormill.domain.encoding import DEFAULT_MODEL
-from vectormill.domain.errors import InvalidItem
+from vectormill.domain.errors import DiskFull, InvalidItem
 from vectormill.domain.task import JUDGE
 from vectormill.files.formats import describe_inputs
 from vectormill.files.ndjson import encode_parts
-from vectormill.files.texts import FORMAT_OF_SUFFIX, Fields, read_texts
+from vectormill.files.texts import FORMAT_OF_SUFFIX, Fields, TextTree, read_texts
 from vectormill.jobs.bodies import JobBody, SubmissionQuery
 from vectormill.jobs.job import FILE
 
@@ -31,11 +32,13 @@ SUBMIT: Final = "/console/submit"
 MOST_COLLECTIONS: Final = 1000
 # A file of one text; its key is the name of the file.
 ONE_TEXT: Final = (".txt", ".md")
-SUFFIXES: Final = (*FORMAT_OF_SUFFIX, ".gz", *ONE_TEXT)
+SUFFIXES: Final = (*FORMAT_OF_SUFFIX, *ONE_TEXT)
 FORMATS: Final = f"{describe_inputs()}, or {' or '.join(ONE_TEXT)} for one text"
 ADVICE: Final = "Name others as column of the texts, of the keys or of the second texts."
 # The longest name of a temporary file, in characters of up to four bytes.
 MOST_NAME_CHARS: Final = 60
+# The name of the file until its form has been read.
+UPLOAD: Final = "upload"
 
 
 @router.get(SUBMIT)
@@ -52,7 +55,7 @@ def get_form(request: Request, resources: ResourcesDependency, console: ConsoleD
         default=DEFAULT_MODEL,
         collections=collections,
         formats=FORMATS,
-        suffixes=",".join(SUFFIXES),
+        suffixes=",".join((*SUFFIXES, ".gz")),
     )
 
 
@@ -68,28 +71,44 @@ async def post_form(request: Request, resources: ResourcesDependency) -> Respons
 
 @contextmanager
 def open_upload() -> Iterator[BinaryIO]:
-    """Yield a new file, alone in a temporary folder that is removed at the end of the block."""
-    with TemporaryDirectory() as folder, Path(folder, "upload").open("wb") as file:
-        yield file
+    """Yield a new file, alone in a temporary folder that is removed at the end of the block. Raise DiskFull."""
+    try:
+        with TemporaryDirectory() as folder, Path(folder, UPLOAD).open("wb") as file:
+            yield file
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFull(f"No room is left in {gettempdir()} for the file.") from error
 
 
 def submit_upload(file: BinaryIO, name: str, fields: Mapping[str, str], resources: Resources) -> JobBody:
     """Make a job of the upload of this name and of the form's fields. Raise the errors of a submission."""
     file.close()
     path = Path(file.name)
-    path = path.rename(path.with_name(name[-MOST_NAME_CHARS:] if name.strip(".") else "upload"))
+    path = path.rename(path.with_name(name[-MOST_NAME_CHARS:] if name.strip(".") else UPLOAD))
     given = {field: value for field, value in fields.items() if value}
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
+    lower = path.name.lower()
+    kind = Path(lower.removesuffix(".gz")).suffix
+    if kind not in (FORMAT_OF_SUFFIX if lower.endswith(".gz") else SUFFIXES):
         raise InvalidItem(f"{path.name} has no format that is read here; it must end in {FORMATS}.")
+    max_line_bytes = resources.settings.max_line_bytes
     query = SubmissionQuery(
         model=given.get("model", DEFAULT_MODEL),
         collection=given.get("collection"),
         task=JUDGE if "pair" in given else None,
         metadata=msgspec.json.encode({FILE: path.name}).decode(),
     )
-    columns = Fields(given.get("key"), given.get("text", "text"), given.get("pair"), advice=ADVICE)
-    texts = read_texts(str(path.parent if suffix in ONE_TEXT else path), columns)
+    columns = Fields(
+        given.get("key"),
+        given.get("text", "text"),
+        given.get("pair"),
+        advice=ADVICE,
+        max_line_bytes=max_line_bytes,
+    )
+    is_text = kind in ONE_TEXT
+    texts = (
+        [TextTree(path.parent).read(path, max_line_bytes + 1)] if is_text else read_texts(str(path), columns)
+    )
     try:
         return cast(JobBody, submit_lines(encode_parts(texts), query, resources))
     except InvalidItem as error:  # it names the file with its temporary folder

@@ -24,14 +24,14 @@ def read_holder(path: Path) -> int | None:
     The lock itself is not taken, because that would make the start of another process fail.
     """
     try:
-        pid = int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
+        pid, since = path.read_text(encoding="ascii").split()
+        return int(pid) if processes.is_alive(int(pid), float(since)) else None
+    except (OSError, ValueError):  # nobody holds it, or a holder of another version
         return None
-    return pid if processes.is_alive(pid) else None
 
 
 class DirectoryLock:
-    """A lock file that contains its holder's pid.
+    """A lock file that contains its holder's pid, and since when it runs: a killed holder's pid becomes another's.
 
     The file stays when the lock is released, because removing it would be a race.
     """
@@ -56,14 +56,14 @@ class DirectoryLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.read(descriptor, 32).decode().strip() or "unknown"
+            holder = os.read(descriptor, 32).decode().partition(" ")[0].strip() or "unknown"
             os.close(descriptor)
             raise AlreadyRunning(
                 f"another vectormill (pid {holder}) is running on {self._directory}: "
                 "stop it, or use another --data-dir"
             ) from None
         os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
+        os.write(descriptor, f"{os.getpid()} {processes.started_at(os.getpid())}\n".encode())
         self._descriptor = descriptor
 
     def release(self) -> None:

@@ -1,6 +1,6 @@
 """Start, supervise and stop the embedded Postgres and Valkey of one data directory.
 
-DATA_DIR/vectormill.lock   held while a stack runs here; contains its pid
+DATA_DIR/vectormill.lock   held while a stack runs here; contains its pid and start
 DATA_DIR/stack.json        the URLs of the servers, for command-line tools
 DATA_DIR/postgres/         the cluster, or a link to it (see vectormill.embedded.cluster)
 DATA_DIR/valkey/           its configuration

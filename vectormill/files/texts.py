@@ -38,7 +38,8 @@ class Fields:
     """The names of the fields with key, text and second text, and the error handler for bytes that are not UTF-8.
 
     If `key` is None, the key is the field `key`, else `id`, else the number of the line. If `pair` is None, no second
-    text is read. `advice` ends the error of a row without such a field: how others are chosen.
+    text is read. `advice` ends the error of a row without such a field: how others are chosen. A longer line than
+    `max_line_bytes` is refused before it is read whole.
     """
 
     key: str | None = None
@@ -46,6 +47,7 @@ class Fields:
     pair: str | None = None
     errors: UnicodeErrors = FAIL_ALONE
     advice: str = "Choose others with --text-field and --key-field."
+    max_line_bytes: int = 1 << 62
 
 
 def make_item(row: Mapping[str, Any], fields: Fields, number: int, place: str) -> ItemJson:
@@ -107,7 +109,8 @@ class JsonlFile:
     def __iter__(self) -> Iterator[ItemJson]:
         with open_bytes(self.path) as file:
             try:
-                yield from JsonLines(file, str(self.path), self.fields)
+                lines = iter(partial(file.readline, self.fields.max_line_bytes + 1), b"")
+                yield from JsonLines(lines, str(self.path), self.fields)
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 raise InvalidItem(f"{self.path} is not a complete gzip file: {error}.") from error
 
@@ -129,6 +132,10 @@ class JsonLines:
 
     def _read(self, line: bytes, number: int) -> ItemJson:
         place = f"{self.name}, line {number}"
+        if len(line) > self.fields.max_line_bytes:
+            raise InvalidItem(
+                f"{place}: more than {self.fields.max_line_bytes:,} bytes (VECTORMILL_MAX_LINE_BYTES)."
+            )
         try:
             row = json.loads(line.decode("utf-8", self.fields.errors))
         except UnicodeDecodeError as error:

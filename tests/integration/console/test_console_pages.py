@@ -4,6 +4,7 @@ import gzip
 import html
 import io
 import re
+import tracemalloc
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +26,8 @@ from tests.protocol import claim_next, complete, make_items, submit
 from tests.queries import listening
 from tests.schedules import list_runs, make_collection, make_due, make_schedule
 from vectormill.collections.removals import remove_collection
+from vectormill.domain.errors import InvalidItem
+from vectormill.files.texts import Fields, read_texts
 from vectormill.jobs.chunk import load_payload
 from vectormill.jobs.item import ItemFailure
 from vectormill.jobs.jobs import cancel_job, find_job, pause_job
@@ -45,6 +48,7 @@ from worker.settings import WorkerSettings
 TOKEN = re.compile(r'"X-CSRF-Token": "([0-9a-f]{64})"')
 FAILURE = ItemFailure("text-too-long", "Too <b>long</b>.")
 INCARNATION = uuid4()
+LONG = b'{"text": "' + b"x" * 70_000 + b'"}'
 ITEMS = [{"key": "a", "text": "one"}, {"key": "b", "text": "two"}]
 
 
@@ -257,6 +261,7 @@ def send(client: httpx.Client, name: str, content: bytes, **fields: str) -> http
         ("papers.tsv.gz", gzip.compress(b"text\none\ntwo\n"), {}, ["1", "2"]),
         ("papers.parquet", parquet_of([{"key": "a", "text": "one"}]), {"collection": "docs"}, ["a"]),
         ("C:\\texts\\note.txt", b"one\ntwo", {"text": "no matter"}, ["note.txt"]),
+        (".note.md", b"one", {}, [".note.md"]),
         ("p" * 200 + ".jsonl", b'{"text": "one"}', {}, ["1"]),
         ("pairs.csv", b"text,answer\none,two\n", {"pair": "answer"}, ["1"]),
     ],
@@ -288,6 +293,10 @@ def test_a_file_sent_by_the_form_becomes_a_job_as_that_of_the_command_does(
         ("a.jsonl", b'{"text": "x"}', {"model": "none"}, "Unknown model 'none'"),
         ("a.jsonl", b'{"text": "x"}', {"collection": "No Name"}, "name"),
         ("a.jsonl", b'{"text": "x"}' * 100_000, {}, "more than 1,048,576 bytes (VECTORMILL_MAX_FILE_BYTES)"),
+        ("a.gz", b"", {}, "a.gz has no format that is read here"),
+        ("a.md.gz", b"", {}, "a.md.gz has no format that is read here"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' + LONG), {}, "a.jsonl.gz, line 2: more than 65,536 bytes"),
+        ("a.md", LONG, {}, "more than 65536 bytes"),
     ],
 )  # fmt: skip
 def test_what_the_form_cannot_submit_is_a_notice_in_it_and_leaves_nothing(
@@ -295,7 +304,7 @@ def test_what_the_form_cannot_submit_is_a_notice_in_it_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with api_client(engine, max_file_bytes=1 << 20) as client:
+    with api_client(engine, max_file_bytes=1 << 20, max_line_bytes=1 << 16) as client:
         page = client.get("/console/submit").text
         assert page.index("<form") < page.index('id="notices"') < page.index("</form>")
         answer = send(client, name, content, **fields)
@@ -304,6 +313,27 @@ def test_what_the_form_cannot_submit_is_a_notice_in_it_and_leaves_nothing(
         assert str(tmp_path) not in answer.text
         assert client.get("/v1/jobs").json()["data"] == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_line_that_unfolds_to_gigabytes_takes_the_memory_of_one_that_is_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    with gzip.open(path, "wb") as file:
+        for _ in range(64):
+            file.write(bytes(1 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidItem, match="line 1: more than 65,536 bytes"):
+            list(read_texts(str(path), Fields(max_line_bytes=1 << 16)))
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_full_disk_is_told_in_the_form(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.console.submission.UPLOAD", "/dev/full")
+    answer = send(client, "a.jsonl", b'{"text": "x"}')
+    assert (answer.status_code, answer.headers["hx-retarget"]) == (409, "#notices"), answer.text
+    assert "No room is left in" in answer.text
 
 
 def test_only_a_key_that_may_write_submits_a_file(

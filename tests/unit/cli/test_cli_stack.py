@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from vectormill.cli import endpoint
@@ -14,7 +15,14 @@ from vectormill.cli import stack as stacks
 from vectormill.cli.app import main
 from vectormill.cli.stack import Stack, StackFailed, workplace
 from vectormill.domain.errors import Unavailable
-from vectormill.embedded.data_dir import LOCK_NAME, DirectoryLock, RunningStack, write_note
+from vectormill.embedded.data_dir import (
+    FILE_NAME,
+    LOCK_NAME,
+    DirectoryLock,
+    RunningStack,
+    read_holder,
+    write_note,
+)
 from vectormill.processes.lifetimes import is_alive, started_at
 
 # Programs that run until they are ended: their long sleep is what a service does, no test waits for it.
@@ -145,6 +153,17 @@ def test_a_command_waits_for_the_stack_that_starts_on_its_data_directory(
     monkeypatch.setenv("VECTORMILL_API_URL", "http://127.0.0.1:3")
     assert endpoint.find_service("api_url", data_dir=starting).api_url == "http://127.0.0.1:2"
     assert "Waiting for the stack" in capsys.readouterr().err
+
+
+def test_a_stack_that_was_killed_is_not_waited_for_when_its_pid_is_another_process(
+    starting: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_holder(starting / LOCK_NAME) == os.getpid()
+    (starting / FILE_NAME).unlink()
+    # So it is after a reboot, and in a container, where pids begin again.
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: time.time() + 3600)
+    assert read_holder(starting / LOCK_NAME) is None
+    assert endpoint.await_stack(starting, seconds=0.0) is None
 
 
 def test_a_stack_that_names_no_api_ends_the_wait_with_a_sentence(starting: Path) -> None:
