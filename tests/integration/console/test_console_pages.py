@@ -265,6 +265,7 @@ def send(client: httpx.Client, name: str, content: bytes, **fields: str) -> http
         ("p" * 200 + ".jsonl", b'{"text": "one"}', {}, ["1"]),
         ("pairs.csv", b"text,answer\none,two\n", {"pair": "answer"}, ["1"]),
     ],
+    ids=["jsonl", "csv", "gzip", "parquet", "windows path", "hidden", "long name", "pairs"],
 )
 def test_a_file_sent_by_the_form_becomes_a_job_as_that_of_the_command_does(
     client: httpx.Client, engine: Engine, name: str, content: bytes, fields: dict[str, str], keys: list[str]
