@@ -3,7 +3,8 @@
 Imports only the standard library and the error classes, because it is loaded before any command runs.
 """
 
-from typing import Final
+import sys
+from typing import Any, Final
 
 from vectormill.cli.extras import describe_missing_package, find_missing_package
 from vectormill.domain.errors import Unavailable, VectormillError
@@ -37,7 +38,7 @@ def exit_code_of(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    if isinstance(error, Unavailable):
+    if isinstance(error, Unavailable) or find_outage(error):
         return UNAVAILABLE
     if isinstance(error, VectormillError | OSError) or find_missing_package(error):
         return BAD_INPUT
@@ -49,12 +50,26 @@ def exit_code_of_job(state: str) -> int:
     return {COMPLETED: SUCCESS, COMPLETED_WITH_ERRORS: ITEMS_FAILED}.get(state, JOB_NOT_COMPLETED)
 
 
+def find_outage(error: BaseException) -> str | None:
+    """Return what the driver says of a Postgres that cannot be used; None for any other error.
+
+    Whoever raised such an error has loaded SQLAlchemy, so it is not imported for the comparison.
+    """
+    loaded: Any = sys.modules.get("sqlalchemy.exc")
+    if loaded is None or not isinstance(error, loaded.OperationalError):
+        return None
+    said = str(getattr(error, "orig", error)).strip()
+    return said.partition("\n")[0].rstrip(".")
+
+
 def describe(error: BaseException, command: str | None = None) -> str:
     """Describe an exception in one sentence for people; `command` is the command that raised it."""
     if isinstance(error, VectormillError):
         return str(error)
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}."
+    if outage := find_outage(error):
+        return f"Postgres cannot be used: {outage}. Check VECTORMILL_DATABASE_URL and that the server runs."
     if package := find_missing_package(error):
         return describe_missing_package(package, command)
     cause = f"{type(error).__name__}: {error}".rstrip(": ").rstrip(".")

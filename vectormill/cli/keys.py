@@ -118,11 +118,11 @@ def connected(data_dir: Path | None) -> "Iterator[tuple[Engine, Settings]]":
     Raise ConfigurationError if the database was never migrated.
     """
     from psycopg.errors import UndefinedTable
-    from sqlalchemy.exc import OperationalError, ProgrammingError
+    from sqlalchemy.exc import ProgrammingError
 
     from vectormill.cli.endpoint import find_database
     from vectormill.db.session import make_engine
-    from vectormill.domain.errors import ConfigurationError, DatabaseUnavailable
+    from vectormill.domain.errors import ConfigurationError
     from vectormill.settings import load_settings
 
     settings = load_settings(data_dir=data_dir)
@@ -137,7 +137,5 @@ def connected(data_dir: Path | None) -> "Iterator[tuple[Engine, Settings]]":
             raise ConfigurationError(
                 "The database has no table of API keys: run `vectormill migrate` first."
             ) from error
-        except OperationalError as error:
-            raise DatabaseUnavailable from error
         finally:
             engine.dispose()

@@ -42,6 +42,18 @@ def test_every_command_is_in_one_group_of_the_help() -> None:
     assert sorted(" ".join(GROUPS.values()).split()) == COMMANDS
 
 
+@pytest.mark.parametrize("command", [("migrate",), ("restore", __file__), ("keys", "list")])
+def test_a_postgres_that_refuses_the_connection_is_told_in_a_sentence(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VECTORMILL_DATABASE_URL", f"postgresql://nobody:secret@127.0.0.1:{free_port()}/x")
+    assert run(*command) == exits.UNAVAILABLE
+    said = capsys.readouterr().err
+    assert "Postgres cannot be used: connection failed" in said
+    assert "Check VECTORMILL_DATABASE_URL" in said
+    assert "secret" not in said
+
+
 def list_options(command: Any, *names: str) -> Iterator[tuple[str, Any]]:
     """Yield the options that may be repeated, of a command and those below it, each with its full name."""
     for name, each in getattr(command, "commands", {}).items():
