@@ -9,8 +9,10 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
-from vectormill.jobs.job import state_after_delete
+from vectormill.domain.errors import WrongJobState
+from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, state_after_delete
 from vectormill.jobs.jobs import lock_job
+from vectormill.objects.output import CLOSING, ENDED
 
 DISCARD_JOB = text("""
     UPDATE vectormill.jobs SET state = :state, idempotency_key = NULL, updated_at = now() WHERE id = :job_id
@@ -20,10 +22,17 @@ DISCARD_JOB = text("""
 def discard_job(connection: Connection, job_id: UUID) -> None:
     """Hide an ended job from readers and mark it for removal.
 
-    Raise JobNotFound, or WrongJobState if the job has not ended.
+    Raise JobNotFound, or WrongJobState if the job has not ended or its output is still being closed: no reader would
+    ever see its rows. An output that cannot be closed, and that of a cancelled job, are no reason to keep the job.
     """
     job = lock_job(connection, job_id)
-    connection.execute(DISCARD_JOB, {"job_id": job_id, "state": state_after_delete(job.state)})
+    state = state_after_delete(job.state)
+    is_closing = job.output_state in (ENDED, CLOSING) and job.output_error is None
+    if is_closing and job.state in (COMPLETED, COMPLETED_WITH_ERRORS):
+        raise WrongJobState(
+            "The results of the job are not in its output yet; delete it when the state of its output is closed."
+        )
+    connection.execute(DISCARD_JOB, {"job_id": job_id, "state": state})
 
 
 # Only a job that is still an upload is removed. After a COMMIT whose reply was lost the writer believes that

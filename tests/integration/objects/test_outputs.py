@@ -19,6 +19,7 @@ from tests.s3_double import Double
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import EmptyJob, NotFound, OutputTaken, WrongJobState
 from vectormill.jobs.chunk import ChunkOutcome, Claim
+from vectormill.jobs.deletion import discard_job
 from vectormill.jobs.export import read_vectors
 from vectormill.jobs.item import INPUT_CHANGED, Item, Items
 from vectormill.jobs.job import Job, NewJob
@@ -192,6 +193,31 @@ def test_a_cancelled_job_has_a_manifest_of_what_it_wrote(engine: Engine, place: 
     keep_outputs(engine)
     manifest = read_manifest(f"{place.url}/out")
     assert (manifest.state, manifest.num_rows, manifest.num_items) == ("cancelled", 4, 8)
+
+
+def test_a_job_whose_results_no_reader_could_see_yet_is_not_deleted(engine: Engine, place: Place) -> None:
+    for error, is_cancelled, is_kept in (
+        (None, False, True),
+        ("no such bucket", False, False),
+        (None, True, False),
+    ):
+        job = submit(engine, make_items(4), output_url=f"{place.url}/out{error}{is_cancelled}")
+        if is_cancelled:
+            with engine.begin() as connection:
+                cancel_job(connection, job.id)
+        encode_waiting(engine)
+        with engine.begin() as connection:
+            connection.execute(
+                text("UPDATE vectormill.job_outputs SET last_error = :error"), {"error": error}
+            )
+            if is_kept:
+                with pytest.raises(WrongJobState, match="delete it when the state of its output is closed"):
+                    discard_job(connection, job.id)
+        if is_kept:
+            keep_outputs(engine, grace_seconds=3600)
+        with engine.begin() as connection:
+            discard_job(connection, job.id)
+            connection.execute(text("DELETE FROM vectormill.jobs"))
 
 
 def test_two_jobs_never_share_a_folder_and_a_failed_submission_leaves_none_behind(
