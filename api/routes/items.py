@@ -81,7 +81,14 @@ async def check_path(
 
 async def find_key(request: Request, resources: ResourcesDependency) -> str:
     """Return the item's key, of the path or the query. Raise InvalidItem if no item can have it."""
-    key = {**request.query_params, **request.path_params}.get("key", "")
+    key = {**request.query_params, **request.path_params}.get("key")
+    if key is None:
+        items, rows = (
+            each.format(**request.path_params) for each in (operations.ITEMS, operations.EXPORT.path)
+        )
+        raise InvalidItem(
+            f"Name the item by the parameter key: {items}?key=…; all rows are read from {rows}."
+        )
     try:
         return check_key(key, resources.settings.max_key_bytes)
     except UnreadableItem as error:

@@ -268,6 +268,11 @@ def test_what_no_key_can_be_is_refused(client: httpx.Client) -> None:
             assert_problem(answer, 422, "invalid-item", said)
             answer = client.request(method, f"{ITEMS}?key={path}", **body)  # type: ignore[arg-type]
             assert_problem(answer, 422, "invalid-request" if said == "UTF-8" else "invalid-item", said)
+    for method in ("GET", "DELETE"):
+        assert_problem(
+            client.request(method, ITEMS), 422, "invalid-item", f"{ITEMS}?key=…; all rows are read"
+        )
+        assert_problem(client.request(method, f"{ITEMS}?key="), 422, "invalid-item", "the key is empty")
     for key in ("", "a\0b", "k" * 1025, "\ud800"):
         answer = client.post(f"{ITEMS}:delete", content=json.dumps({"keys": ["a", key]}), headers=JSON)
         assert_problem(answer, 422, "invalid-item", "keys[1]")
