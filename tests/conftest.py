@@ -55,6 +55,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_runtest_teardown() -> None:
+    """Let the children of later tests import from the checkout again, which a command that ran here forbids its own."""
+    os.environ.pop("PYTHONSAFEPATH", None)
+
+
 @pytest.fixture(scope="session")
 def conversions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of the packaged model converted for openvino, shared by all processes of the run.

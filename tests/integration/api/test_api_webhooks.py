@@ -166,7 +166,7 @@ def test_the_command_line_makes_shows_rotates_and_deletes(
     run("change", "1", "--disable")
     assert "disabled: Disabled on request." in run("list")
     run("delete", "1")
-    assert run("list") == ""
+    assert len(run("list").splitlines()) == 1  # the titles
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Compose's Postgres takes the settings that it is started with: a misspelt one would keep it from starting."""
 
+import re
 from pathlib import Path
 
 import yaml
@@ -16,5 +17,6 @@ def test_postgres_knows_each_setting_and_takes_its_value(postgres_url: str) -> N
     with connect(postgres_url) as connection:
         for name, _, value in FLAGS:
             # Refused when either is wrong, and without effect until a start that never comes.
-            connection.execute(f"ALTER SYSTEM SET {name} = '{value}'".encode())
+            default = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value)
+            connection.execute(f"ALTER SYSTEM SET {name} = '{default}'".encode())
             connection.execute(f"ALTER SYSTEM RESET {name}".encode())

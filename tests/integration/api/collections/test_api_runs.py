@@ -131,6 +131,6 @@ def test_the_command_line_follows_a_run_and_says_what_it_came_to(
         source.items = [*make_items(2), replace(make_items(1)[0], key="bare", text=b"")]
         code, out, err = run("reindex", "docs")
         assert (code, "1 failed" in err) == (1, True)
-        assert "\nbare\tempty_text" in run(*err.splitlines()[-1].partition("vectormill ")[2].split())[1]
+        assert "\nbare\tempty_text" in run(*err.splitlines()[-1].split("`")[1].split()[1:])[1]
     code, out, _ = run("runs", "list")
     assert (code, len(out.splitlines())) == (0, 4)

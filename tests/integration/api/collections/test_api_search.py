@@ -141,7 +141,7 @@ def test_a_search_that_takes_too_long_is_ended_and_says_what_helps(
     with engine.begin() as connection, api_client(engine, search_timeout_seconds=0.3) as impatient:
         connection.execute(text(f"LOCK TABLE vectormill.{table} IN ACCESS EXCLUSIVE MODE"))
         answer = impatient.post(SEARCH, json={"embedding": vector_of(b"text 4").tolist()})
-    assert_problem(answer, 503, "search-timeout", "more than 0.3 s", table)
+    assert_problem(answer, 503, "search-timeout", "more than 0.3 s", "`vectormill collections index docs`")
     answer = client.post(SEARCH, json={"embedding": vector_of(b"text 4").tolist()})
     assert answer.json()["data"][0]["key"] == "k4"
 
