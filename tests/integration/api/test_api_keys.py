@@ -216,8 +216,20 @@ def test_an_api_that_others_reach_refuses_when_its_last_key_is_gone(engine: Engi
         assert client.get("/livez").status_code == 200
 
 
-def test_many_requests_read_the_keys_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_key_is_valid_at_once_beside_keys_that_were_read_before(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(keyring, "FRESH_SECONDS", 3600.0)
+    monkeypatch.setattr(keyring, "UNKNOWN_SECONDS", 0.0)
+    first = add_key(engine, "first")
+    with api_client(engine) as client:
+        assert client.get("/v1/jobs", headers=first).status_code == 200
+        assert client.get("/v1/jobs", headers=add_key(engine, "second")).status_code == 200
+
+
+def test_many_requests_read_the_keys_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FRESH_SECONDS", "UNKNOWN_SECONDS"):
+        monkeypatch.setattr(keyring, name, 3600.0)
     header, statements = add_key(engine, "me"), []
     event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
     with api_client(engine) as client:
