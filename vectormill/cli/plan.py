@@ -2,7 +2,7 @@
 
 import typer
 
-from vectormill.cli.command import Names, command
+from vectormill.cli.command import command
 
 app = typer.Typer()
 
@@ -16,7 +16,7 @@ app = typer.Typer()
 )
 def plan(
     *,
-    model: Names | None = None,
+    model: list[str] | None = None,
     devices: str = "auto",
     precision: str = "auto",
     strategy: str = "auto",
@@ -28,7 +28,7 @@ def plan(
 
     Args:
         model (NAME): A registered model, a directory with a config.json, or OWNER/NAME on the Hugging Face hub.
-            By default, all registered models. Several share the machine.
+            May be repeated for models that share the machine. By default, all registered models.
         devices (DEVICES): auto, a list such as cuda:0,cuda:1, or a description such as 4x24GiB,nvlink or
             2x32cores,256GiB, or both: 4x24GiB,32cores,256GiB.
         precision: The precision of the weights: auto, fp32, fp16, bf16 or int8.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from vectormill.cli.command import Names, command
+from vectormill.cli.command import command
 
 if TYPE_CHECKING:
     from vectormill.settings import Server, Settings
@@ -35,7 +35,7 @@ def up(
     host: str | None = None,
     api_port: int | None = None,
     flower_port: int | None = None,
-    model: Names | None = None,
+    model: list[str] | None = None,
 ) -> None:
     """Run every process on this machine in the foreground, with its own Postgres and Valkey.
 
@@ -46,7 +46,7 @@ def up(
             [default: 127.0.0.1]
         api_port (PORT, 1 to 65535):  [default: 8000]
         flower_port (PORT, 1 to 65535):  [default: 5555]
-        model (NAME): A model to serve.
+        model (NAME): A model to serve. May be repeated.
     """
     from vectormill.broker.flower import refuse_without_password
     from vectormill.cli.extras import require_service
@@ -111,11 +111,13 @@ def indexer(*, data_dir: Path | None = None) -> None:
 
 
 @command(app, "vectormill worker --model all-MiniLM-L6-v2 --devices cuda:0,cuda:1")
-def worker(*, model: Names | None = None, devices: str | None = None, data_dir: Path | None = None) -> None:
+def worker(
+    *, model: list[str] | None = None, devices: str | None = None, data_dir: Path | None = None
+) -> None:
     """Run workers: one pinned Celery worker per replica of the placement, restarted when it dies.
 
     Args:
-        model (NAME): A model to serve.  [default: all registered]
+        model (NAME): A model to serve. May be repeated.  [default: all registered]
         devices (LIST): auto, cpu, or a list such as cuda:0,cuda:1 or cpu:0,cpu:1.
             [default: VECTORMILL_WORKER_DEVICES, or auto]
     """
