@@ -252,7 +252,7 @@ def carry_out(files: Files, service: Service, wanted: dict[str, Any], *, is_pati
         if exit_code == JOB_NOT_COMPLETED:
             _report_failures(client, job, errors)
             raise CommandFailed(f"Job {job['id']} {job['state']}; {out} was not written.", JOB_NOT_COMPLETED)
-        write_vectors(lambda file, kind: client.export(job["id"], file, kind), out, kind)
+        write_vectors(lambda path, kind: client.export(job["id"], path, kind), out, kind)
         _report_failures(client, job, errors)
         for sentence in describe_missing_prompt(job, client.models()):
             tell(sentence)

@@ -313,7 +313,7 @@ def export(
         client.export(job_id, sys.stdout.buffer, format or "ndjson", partial=partial)
         return None
     write_vectors(
-        lambda file, kind: client.export(job_id, file, kind, partial=partial),
+        lambda path, kind: client.export(job_id, path, kind, partial=partial),
         Path(out),
         choose_format(Path(out), format),
     )

@@ -1,11 +1,10 @@
 """Write the whole database to a file, and fill an empty database from it, with Postgres' own programs."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
@@ -13,6 +12,7 @@ from sqlalchemy.engine import make_url
 from vectormill.db.migrations import upgrade
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
+from vectormill.files.outputs import open_replacement
 from vectormill.settings import process_environment
 
 # pg_dump fails if a table that it has listed is dropped before it is locked, as those of a deleted collection are.
@@ -27,21 +27,21 @@ COUNT: Final = text("""
 
 
 def dump(pg_dump: str, database_url: str, output: Path) -> None:
-    """Write the database, as of this moment, to a file of pg_dump, which appears whole or not at all."""
-    partial = output.with_name(f"{output.name}.partial")
-    try:
+    """Write the database, as of this moment, to a file of pg_dump, which appears whole or not at all.
+
+    Only this user can read it: it has all texts, and the hashes of keys.
+    """
+    with open_replacement(output, is_private=True) as file:
         for attempt in range(1, DUMP_ATTEMPTS + 1):
             try:
-                run_client(pg_dump, database_url, "--format=custom", f"--file={partial}")
+                run_client(pg_dump, database_url, "--format=custom", output=file)
                 break
             except ConfigurationError:
                 if attempt == DUMP_ATTEMPTS:
                     raise
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
-        partial.replace(output)
-    finally:
-        partial.unlink(missing_ok=True)
+                if file.seekable():
+                    file.seek(0)
+                    file.truncate()
 
 
 def restore(pg_restore: str, database_url: str, dumped: Path) -> Mapping[str, int]:
@@ -68,8 +68,8 @@ def restore(pg_restore: str, database_url: str, dumped: Path) -> Mapping[str, in
         engine.dispose()
 
 
-def run_client(program: str, database_url: str, *arguments: str) -> None:
-    """Run one of Postgres' programs on a database; in a terminal it says which table it is at.
+def run_client(program: str, database_url: str, *arguments: str, output: BinaryIO | None = None) -> None:
+    """Run one of Postgres' programs on a database, its output into a file; in a terminal it says which table it is at.
 
     The password is passed in the environment, because `ps` shows arguments. Raise ConfigurationError with the
     program's last words if it fails.
@@ -81,6 +81,7 @@ def run_client(program: str, database_url: str, *arguments: str) -> None:
     done = subprocess.run(
         [program, f"--dbname={target}", "--no-password", *shown, *arguments],
         env=process_environment() | secret,
+        stdout=output,
         stderr=None if shown else subprocess.PIPE,
         text=True,
         check=False,

@@ -1,5 +1,8 @@
 """A backup is made of a database that exists, and repeated if pg_dump met a table that was being dropped."""
 
+import stat
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,4 +48,16 @@ def test_a_dump_that_met_a_dropped_table_is_repeated(engine: Engine, tmp_path: P
             dump(str(program), url, output)
         assert not output.exists()
     assert len(log.read_text().splitlines()) == 3
-    assert not list(tmp_path.glob("*.partial"))
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_backups_that_overlap_are_both_whole_and_only_their_user_s(engine: Engine, tmp_path: Path) -> None:
+    output = tmp_path / "vectormill.dump"
+    url = engine.url.render_as_string(hide_password=False)
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(dump, find_client("pg_dump"), url, output) for _ in range(3)]:
+            done.result()
+    assert stat.S_IMODE(output.stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["vectormill.dump"]
+    listed = subprocess.run([find_client("pg_restore"), "--list", output], capture_output=True, check=True)
+    assert b"TABLE DATA vectormill jobs" in listed.stdout

@@ -3,7 +3,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,14 +18,14 @@ KEYS = ["a", "b\nb", "ü"]
 VECTORS = np.arange(6, dtype=np.float32).reshape(3, 2)
 
 
-def fetch(file: BinaryIO, format: str) -> None:
+def fetch(path: Path, format: str) -> None:
     """What the API would send."""
     if format == "parquet":
         embedding = pa.FixedSizeListArray.from_arrays(pa.array(VECTORS.reshape(-1)), 2)
-        pq.write_table(pa.table({"key": KEYS, "embedding": embedding}), file, row_group_size=2)
+        pq.write_table(pa.table({"key": KEYS, "embedding": embedding}), path, row_group_size=2)
     else:
         assert format == "ndjson"
-        file.write(b"lines\n")
+        path.write_bytes(b"lines\n")
 
 
 def test_the_name_of_the_output_tells_its_format() -> None:
@@ -65,9 +65,9 @@ def test_npy_has_the_numbers_that_the_vectors_are_of(tmp_path: Path) -> None:
     for number in [np.float16, np.int8, np.uint8]:
         rows: np.ndarray = np.array([[1, -2, 3], [4, 5, 6]]).astype(number)
 
-        def fetch_rows(file: BinaryIO, format: str, rows: "np.ndarray[Any, Any]" = rows) -> None:
+        def fetch_rows(path: Path, format: str, rows: "np.ndarray[Any, Any]" = rows) -> None:
             embedding = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), 3)
-            pq.write_table(pa.table({"key": ["a", "b"], "embedding": embedding}), file)
+            pq.write_table(pa.table({"key": ["a", "b"], "embedding": embedding}), path)
 
         write_vectors(fetch_rows, tmp_path / "out.npy", "npy")
         loaded = np.load(tmp_path / "out.npy")
@@ -76,9 +76,9 @@ def test_npy_has_the_numbers_that_the_vectors_are_of(tmp_path: Path) -> None:
 
 
 def test_npy_of_no_vectors_is_an_empty_matrix(tmp_path: Path) -> None:
-    def fetch_nothing(file: BinaryIO, format: str) -> None:
+    def fetch_nothing(path: Path, format: str) -> None:
         schema = pa.schema({"key": pa.string(), "embedding": pa.list_(pa.float32(), 2)})
-        pq.write_table(schema.empty_table(), file)
+        pq.write_table(schema.empty_table(), path)
 
     write_vectors(fetch_nothing, tmp_path / "out.npy", "npy")
     assert np.load(tmp_path / "out.npy").shape[0] == 0
@@ -87,9 +87,10 @@ def test_npy_of_no_vectors_is_an_empty_matrix(tmp_path: Path) -> None:
 def test_a_fetch_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     for format in ["ndjson", "parquet", "npy"]:
 
-        def break_off(file: BinaryIO, format: str) -> None:
-            file.write(b"half")
-            raise ConnectionError
+        def break_off(path: Path, format: str) -> None:
+            with open_replacement(path) as file:
+                file.write(b"half")
+                raise ConnectionError
 
         (tmp_path / "out").write_text("before")
         with pytest.raises(ConnectionError):
@@ -105,6 +106,41 @@ def test_a_replacement_has_the_mode_of_an_ordinary_file(tmp_path: Path) -> None:
     (tmp_path / "ordinary").write_text("x")
     modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("new", "ordinary")}
     assert len(modes) == 1
+
+
+def test_a_file_keeps_its_mode_a_link_stays_one_and_a_pipe_is_written_to(tmp_path: Path) -> None:
+    secret, link, pipe = tmp_path / "secret", tmp_path / "link", tmp_path / "pipe"
+    secret.touch(0o600)
+    link.symlink_to(secret)
+    with open_replacement(link) as file:
+        file.write(b"new")
+    assert (link.is_symlink(), secret.read_bytes(), stat.S_IMODE(secret.stat().st_mode)) == (
+        True,
+        b"new",
+        0o600,
+    )
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with open_replacement(pipe) as file:
+        file.write(b"new")
+    assert (pipe.is_fifo(), os.read(reader, 9)) == (True, b"new")
+    os.close(reader)
+
+
+def test_a_private_file_is_the_user_s_alone_and_follows_no_link(tmp_path: Path) -> None:
+    victim, link = tmp_path / "victim", tmp_path / "link"
+    victim.write_text("mine")
+    link.symlink_to(victim)
+    before = os.umask(0)
+    try:
+        with open_replacement(link, is_private=True) as file:
+            file.write(b"new")
+            (part,) = tmp_path.glob(".vectormill-*")
+            assert stat.S_IMODE(part.stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
+    assert (victim.read_text(), link.is_symlink(), link.read_text()) == ("mine", False, "new")
+    assert stat.S_IMODE(link.stat().st_mode) == 0o600
 
 
 def test_a_replacement_takes_the_place_at_once(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from vectormill.client.frames import (
 )
 from vectormill.client.requests import given
 from vectormill.extras import require
-from vectormill.files.outputs import open_replacement
+from vectormill.files.outputs import is_stream, open_replacement
 from vectormill.problems import ApiError, ApiUnreachable
 
 if TYPE_CHECKING:
@@ -92,7 +92,9 @@ class ExportTransport(Transport):
                 with open_replacement(path) as file:
                     return await self._write_parts(export, file)
             except ApiUnreachable as error:
-                is_hopeless = export.format == NDJSON or isinstance(error.__cause__, ApiError)
+                is_hopeless = (
+                    export.format == NDJSON or is_stream(path) or isinstance(error.__cause__, ApiError)
+                )
                 pause = None if is_hopeless or not export.answered else pauses.before_next(error)
                 if pause is None:
                     raise

@@ -24,7 +24,7 @@ from vectormill.client.requests import given
 from vectormill.client.sync import flow
 from vectormill.client.sync.transport import Transport
 from vectormill.extras import require
-from vectormill.files.outputs import open_replacement
+from vectormill.files.outputs import is_stream, open_replacement
 from vectormill.problems import ApiError, ApiUnreachable
 
 if TYPE_CHECKING:
@@ -93,7 +93,9 @@ class ExportTransport(Transport):
                 with open_replacement(path) as file:
                     return self._write_parts(export, file)
             except ApiUnreachable as error:
-                is_hopeless = export.format == NDJSON or isinstance(error.__cause__, ApiError)
+                is_hopeless = (
+                    export.format == NDJSON or is_stream(path) or isinstance(error.__cause__, ApiError)
+                )
                 pause = None if is_hopeless or not export.answered else pauses.before_next(error)
                 if pause is None:
                     raise
