@@ -171,14 +171,27 @@ def test_a_kernel_that_breaks_the_device_is_named_with_what_to_do(monkeypatch: p
         ("qwen3, window, both ways", {(-1, -1), (5, 5)}, True),
     ],
 )
+@pytest.mark.parametrize("is_old", [False, True], ids=["torch 2.13", "torch 2.11"])
 def test_varlen_attn_is_called_as_its_documentation_asks(
-    name: str, windows: set[tuple[int, int]], is_grouped: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, windows: set[tuple[int, int]], is_grouped: bool, is_old: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one call that needs a GPU, with its arguments looked at and its result computed by the exact kernel."""
+    """The one call that needs a GPU, with its arguments looked at and its result computed by the exact kernel.
+
+    torch 2.11 has neither `enable_gqa` nor `num_splits`.
+    """
     seen: set[tuple[int, int]] = set()
 
-    def varlen_attn(
-        q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, **options: Any
+    def attend(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_q: Tensor,
+        cu_k: Tensor,
+        max_q: int,
+        max_k: int,
+        *,
+        scale: float | None = None,
+        window_size: tuple[int, int] = (-1, -1),
     ) -> Tensor:
         tokens = sum(len(sequence) for sequence in SEQUENCES)
         assert q.shape == (tokens, 4, 8)
@@ -187,12 +200,17 @@ def test_varlen_attn_is_called_as_its_documentation_asks(
         assert cu_q is cu_k
         assert cu_q.dtype == torch.int32
         assert max_q == max_k == 64
-        assert options["enable_gqa"] is is_grouped
-        assert options["num_splits"] is None  # refused without FlashAttention 3
-        seen.add(options["window_size"])
-        return exact_kernel(q, k, v, cu_q, max_q, options["scale"], options["window_size"])
+        seen.add(window_size)
+        return exact_kernel(q, k, v, cu_q, max_q, scale, window_size)
 
-    monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
+    def attend_newer(
+        *args: Any, enable_gqa: bool = False, num_splits: int | None = 0, **options: Any
+    ) -> Tensor:
+        assert enable_gqa is is_grouped
+        assert num_splits is None  # refused without FlashAttention 3
+        return attend(*args, **options)
+
+    monkeypatch.setattr(varlen, "varlen_attn", attend if is_old else attend_newer)
     transformer = make_transformer(name)
     expected = alone(transformer)
     network = PackedNetwork(network_of(transformer), VARLEN)

@@ -26,7 +26,7 @@ from worker.encoder.choice import read_attention_shape
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.encoder.switches import SwitchChoice
 from worker.model import packed as packed_attention
-from worker.model import torch_encoder
+from worker.model import switching, torch_encoder
 from worker.model.packed import (
     DIRECT,
     EXACT,
@@ -166,6 +166,27 @@ def test_the_direct_call_says_to_the_operator_what_torch_says(
     for name, value_said in theirs.items():
         if name != "query":
             assert ours[name] is value_said or ours[name] == value_said, name
+
+
+def test_an_operator_without_splits_is_called_without_them_and_refuses_flash_3(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in torch 2.11 and 2.12, where FlashAttention 3 may split a sequence as its neighbours suggest."""
+    said: list[dict[str, Any]] = []
+
+    def operator(*_: Any, **options: Any) -> tuple[Tensor, ...]:
+        said.append(options)
+        return (torch.zeros(2),)
+
+    monkeypatch.setattr(packed_attention, "flash_operator", operator)
+    for module in (packed_attention, switching):
+        monkeypatch.setattr(module, "CAN_LIMIT_SPLITS", False)
+    key = torch.randn(10, 2, 8)
+    fake: Any = OnCuda()
+    direct_kernel(fake, key, key, torch.tensor([0, 3, 10], dtype=torch.int32), 7, 0.5, (-1, -1))
+    assert "num_splits" not in said[0]
+    with pytest.raises(ValueError, match="cannot forbid it to split sequences"):
+        switching.attend_by_flash3(pack(make_transformer("bert")), list)
 
 
 def load(directory: Path, switches: str, precision: str = "fp32") -> Encoder:

@@ -83,6 +83,8 @@ NO_WINDOW: Final = (-1, -1)
 CAUSAL_WINDOW: Final = (-1, 0)
 
 flash_operator = torch.ops.aten._flash_attention_forward.default
+# torch 2.13 and newer can forbid a kernel to split a sequence.
+CAN_LIMIT_SPLITS: Final = any(argument.name == "num_splits" for argument in flash_operator._schema.arguments)
 
 # (query, key, value, cu_seqlens, max_seqlen, scale, window) -> [tokens, heads, head_dim]
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, float | None, tuple[int, int]], Tensor]
@@ -120,6 +122,9 @@ def varlen_kernel(
     """
     from torch.nn.attention.varlen import varlen_attn  # imports torch's compiler; only CUDA gets here
 
+    # torch 2.11 has neither of these: there the kernel takes grouped heads unasked.
+    newer = {"enable_gqa": key.shape[1] != query.shape[1], "num_splits": _choose_num_splits()}
+    offered = varlen_attn.__kwdefaults__ or ()
     output: Tensor = varlen_attn(
         query,
         key,
@@ -130,8 +135,7 @@ def varlen_kernel(
         max_seqlen,
         scale=scale,
         window_size=window,
-        enable_gqa=key.shape[1] != query.shape[1],
-        num_splits=_choose_num_splits(),
+        **{name: value for name, value in newer.items() if name in offered},
     )
     return output
 
@@ -166,7 +170,7 @@ def direct_kernel(
         scale=scale,
         window_size_left=window[0],
         window_size_right=window[1],
-        num_splits=_choose_num_splits(),
+        **({"num_splits": _choose_num_splits()} if CAN_LIMIT_SPLITS else {}),
     )[0]
     return output
 

@@ -17,7 +17,7 @@ from torch.nn.attention import activate_flash_attention_impl, restore_flash_atte
 from vectormill.domain.errors import ModelError
 from worker.encoder.switches import SwitchChoice
 from worker.model.cuda_pass import is_device_lost
-from worker.model.packed import DIRECT, PackedNetwork, find_deviation, first_line
+from worker.model.packed import CAN_LIMIT_SPLITS, DIRECT, PackedNetwork, find_deviation, first_line
 from worker.model.weights import RoundedLinear
 
 
@@ -297,7 +297,12 @@ def attend_directly(network: PackedNetwork, _: ComputeProbes) -> Undo:
 
 
 def attend_by_flash3(network: PackedNetwork, _: ComputeProbes) -> Undo:
-    """Use FlashAttention 3 for all flash kernels of the process. Source: torch/nn/attention/_fa3.py."""
+    """Use FlashAttention 3 for all flash kernels of the process. Source: torch/nn/attention/_fa3.py.
+
+    Raises ValueError if this torch cannot keep it from splitting a sequence as the rest of the batch suggests.
+    """
+    if not CAN_LIMIT_SPLITS:
+        raise ValueError(f"torch {torch.__version__} cannot forbid it to split sequences")
     activate_flash_attention_impl("FA3")
     return lambda: restore_flash_attention_impl()
 
