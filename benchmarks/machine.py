@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -131,27 +131,50 @@ def measure_matrix_rates(device: Device) -> dict[str, float]:
     return rates
 
 
-def measure_product(kind: str, precision: Any) -> float:
-    """Return the GFLOP/s of the fastest of several matrix products in this process.
+def measure_product(
+    kind: str, precision: Any, sizes: tuple[int, int, int] | None = None, seconds: float = MIN_SECONDS
+) -> float:
+    """Return the GFLOP/s of the fastest of several products of [m, k] by [k, n] in this process.
 
-    The rate serves as an upper limit, so the best one counts.
+    `sizes` are m, k and n; by default large squares. The rate serves as an upper limit, so the best one counts.
     """
-    from torch import cuda, matmul, randn
+    from torch import matmul, randn
 
-    size = SIZES[kind]
-    left, right = (randn(size, size, device=kind).to(precision) for _ in range(2))
+    rows, inner, columns = sizes or (SIZES[kind],) * 3
+    left, right = (
+        randn(rows, inner, device=kind).to(precision),
+        randn(inner, columns, device=kind).to(precision),
+    )
     out = matmul(left, right)
+    return (
+        2 * rows * inner * columns / find_fastest(kind, seconds, lambda: matmul(left, right, out=out)) / GIGA
+    )
+
+
+def measure_copy(kind: str, num_bytes: int) -> float:
+    """Return the GB/s, read and written, of the fastest of several copies within the device's memory."""
+    from torch import empty, uint8
+
+    source = empty(num_bytes, dtype=uint8, device=kind).fill_(1)
+    target = empty(num_bytes, dtype=uint8, device=kind)
+    return 2 * num_bytes / find_fastest(kind, 0.5, lambda: target.copy_(source)) / GIGA
+
+
+def find_fastest(kind: str, seconds: float, run: Callable[[], object]) -> float:
+    """Return the fewest seconds of a run; it is repeated five times, and for this many seconds."""
+    from torch import cuda
+
     fastest, num_done, began = float("inf"), 0, time.perf_counter()
-    while num_done < MIN_REPETITIONS or time.perf_counter() - began < MIN_SECONDS:
+    while num_done < MIN_REPETITIONS or time.perf_counter() - began < seconds:
         if kind == CUDA:
             cuda.synchronize()
         start = time.perf_counter()
-        matmul(left, right, out=out)
+        run()
         if kind == CUDA:
             cuda.synchronize()
         fastest = min(fastest, time.perf_counter() - start)
         num_done += 1
-    return 2 * size**3 / fastest / GIGA
+    return fastest
 
 
 def main(kind: str, precisions: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ Random weights are honest for speed: no part of a forward pass depends on their 
 pieces, so that writing a model of many gigabytes needs little memory.
 """
 
+import hashlib
 import json
 import math
 import shutil
@@ -16,11 +17,13 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.harness import HOME
+from vectormill.corpus import read_docstrings
 from vectormill.domain.errors import ModelError
 from vectormill.models.layouts import read_model_card
 from vectormill.models.model_card import ModelCard
 from vectormill.models.poolings import LAST_TOKEN, MEAN
-from vectormill.models.registry import DEFAULT_MODEL, Registry
+from vectormill.models.registry import DEFAULT_MODEL, Registry, find_packaged_model
 from vectormill.models.weights import find_weights
 from worker.tokens.tokenizer import Tokenizer
 
@@ -86,17 +89,38 @@ def deberta(name: str, num_layers: int, hidden_size: int, num_heads: int, num_to
     return Shape(name, "deberta-v2", MEAN, 512, num_tokens, config)
 
 
+def xlm_roberta(name: str, num_layers: int, hidden_size: int, num_heads: int, num_tokens: int) -> Shape:
+    """Return the shape of an encoder like BGE-M3, which counts positions from behind its padding token."""
+    config = {
+        **bert(name, num_layers, hidden_size, num_heads, num_tokens).config,
+        "max_position_embeddings": 8194,
+        "pad_token_id": 1,
+        "type_vocab_size": 1,
+    }
+    return Shape(name, "xlm-roberta", MEAN, 512, num_tokens, config)
+
+
 def qwen3(
-    name: str, num_layers: int, hidden_size: int, intermediate_size: int, num_heads: int, num_tokens: int
+    name: str,
+    num_layers: int,
+    hidden_size: int,
+    intermediate_size: int,
+    num_heads: int,
+    num_tokens: int,
+    num_key_value_heads: int = 0,
+    head_dim: int = 0,
 ) -> Shape:
-    """Return the shape of a decoder like the Qwen3 embedders: the last token's vector is the text's."""
+    """Return the shape of a decoder like the Qwen3 embedders: the last token's vector is the text's.
+
+    By default heads of keys and values are a quarter of the others, and all heads have the hidden size together.
+    """
     config = {
         "vocab_size": VOCABULARY,
         "hidden_size": hidden_size,
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
-        "num_key_value_heads": max(1, num_heads // 4),
-        "head_dim": hidden_size // num_heads,
+        "num_key_value_heads": num_key_value_heads or max(1, num_heads // 4),
+        "head_dim": head_dim or hidden_size // num_heads,
         "intermediate_size": intermediate_size,
         "max_position_embeddings": 4096,
     }
@@ -112,11 +136,24 @@ SHAPES: Final[Mapping[str, Shape]] = {
         bert("minilm", 6, 384, 12, 16_000_000),
         deberta("deberta-base", 12, 768, 12, 4_000_000),
         qwen3("qwen3-7b", 36, 4096, 12_288, 32, 400_000),
+        xlm_roberta("bge-m3", 24, 1024, 16, 4_000_000),
+        qwen3("qwen3-0.6b", 28, 1024, 3072, 16, 4_000_000, 8, 128),
+        # A third of Qwen3-8B's layers: a layer costs the same, and the weights are read in a third of the time.
+        qwen3("qwen3-8b-third", 12, 4096, 12_288, 32, 1_200_000),
         bert("tiny", 2, 64, 2, 2_000),
         deberta("tiny-deberta", 2, 64, 2, 2_000),
         qwen3("tiny-qwen3", 2, 64, 128, 4, 2_000),
     )
 }
+
+
+def find_random(name: str) -> ModelCard:
+    """Return the model of this shape with random weights; it is written once and kept beside the code."""
+    directory = HOME / "random" / f"{name}-{hashlib.md5(repr(SHAPES[name]).encode()).hexdigest()[:8]}"
+    if not (directory / ".written").is_file():  # missing, or left incomplete
+        write_random_model(SHAPES[name], directory)
+        (directory / ".written").touch()
+    return read_model_card(name, directory)
 
 
 def find_packaged() -> ModelCard:
@@ -144,12 +181,19 @@ def write_random_model(shape: Shape, target: Path, num_labels: int = 0) -> Model
 
 
 def write_layout(shape: Shape, config: Mapping[str, object], target: Path, *, is_classifier: bool) -> None:
-    """Write all files of a model but its weights."""
+    """Write all files of a model but its weights.
+
+    The tokenizer is that of the packaged model. Where it is not installed, since with its weights it is too
+    large to be carried to another machine, one of the same kind is learned from docstrings.
+    """
     target.mkdir(parents=True, exist_ok=True)
-    tokenizer = find_packaged().path
-    for name in TOKENIZER_FILES:
-        if (tokenizer / name).is_file():
-            shutil.copyfile(tokenizer / name, target / name)
+    tokenizer = find_packaged_model()
+    if tokenizer is None:
+        train_tokenizer(target)
+    else:
+        for name in TOKENIZER_FILES:
+            if (tokenizer / name).is_file():
+                shutil.copyfile(tokenizer / name, target / name)
     tokenizer_config = json.loads((target / "tokenizer_config.json").read_text(encoding="utf-8"))
     files: dict[str, object] = {
         "config.json": dict(config),
@@ -180,6 +224,20 @@ def write_layout(shape: Shape, config: Mapping[str, object], target: Path, *, is
         path = target / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(values), encoding="utf-8")
+
+
+def train_tokenizer(target: Path) -> None:
+    """Learn a tokenizer like BERT's from the docstrings of the standard library, in some seconds."""
+    from tokenizers import BertWordPieceTokenizer
+
+    learner = BertWordPieceTokenizer()
+    texts = (each.text for each in read_docstrings())
+    learner.train_from_iterator(texts, vocab_size=VOCABULARY, show_progress=False)
+    learner.save_model(str(target))
+    # With its vocabulary it also knows the special tokens, and puts them around a text.
+    BertWordPieceTokenizer(str(target / "vocab.txt")).save(str(target / "tokenizer.json"))
+    values = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
+    (target / "tokenizer_config.json").write_text(json.dumps(values), encoding="utf-8")
 
 
 def write_shards(tensors: Shapes, target: Path, shard_bytes: int = SHARD_BYTES) -> None:

@@ -3,6 +3,7 @@
 The model's encoder records how much memory it takes (benchmarks.children.gauged).
 """
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.children.gauged import ALONE_FACTORY, SHARD_FACTORY, Reading, read_rank
+from benchmarks.children.gauged import ALONE_FACTORY, KERNELS, PROFILE, SHARD_FACTORY, Reading, read_rank
 from benchmarks.children.serving import Pass
 from benchmarks.harness import BenchmarkFailed
 from vectormill.models.model_card import ModelCard
@@ -109,15 +110,26 @@ class PlacedModel:
             Batch.from_ids([ids[place] for place in places])
             for places in cut_places([len(each) for each in ids], batch_tokens)
         ]
+        most = self.loaded.num_started + BATCHES_AHEAD
         started = time.perf_counter()
         num_sent = num_done = 0
         while num_done < len(batches):
-            while num_sent < len(batches) and num_sent - num_done < 1 + BATCHES_AHEAD:
+            while num_sent < len(batches) and num_sent - num_done < most:
                 self._runner.send(Encode(num_sent, batches[num_sent], is_urgent=False))
                 num_sent += 1
             num_done += len(self._listen(Encoded))
         num_computed = sum(batch.num_padded_tokens for batch in batches)
         return Pass(time.perf_counter() - started, sum(batch.num_tokens for batch in batches), num_computed)
+
+    def profile(self, ids: Ids, batch_tokens: int) -> dict[str, Any]:
+        """Return the kernels of a pass: `launches` a batch, the `idle` share, and the dearest `kernels`."""
+        asked, found = self._directory / PROFILE, self._directory / KERNELS
+        asked.touch()
+        self.encode(ids, batch_tokens)
+        asked.unlink()
+        self.encode(ids, batch_tokens)  # the first of these batches ends the recording
+        kernels: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
+        return kernels
 
     def readings(self) -> list[Reading]:
         """Return the memory reading of every rank, in the order of the devices."""

@@ -1,15 +1,20 @@
 """An encoder that records its memory use batch by batch: the model process's side of benchmarks.placed.
 
 A runner loads it by a factory, as any other encoder. Each rank writes its readings to a file, where the
-parent process finds them as soon as the batch's vectors have arrived.
+parent process finds them as soon as the batch's vectors have arrived. While the file PROFILE lies beside the
+readings, it also records which kernels run on the device, and writes them when that file has gone.
 """
 
 import json
 import os
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from heapq import nlargest
+from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from threading import get_ident
+from typing import Any, Final
 
 import psutil
 
@@ -24,6 +29,8 @@ ALONE_FACTORY: Final = "benchmarks.children.gauged:load_alone"
 SHARD_FACTORY: Final = "benchmarks.children.gauged:load_shard"
 PEAK_SWITCH: Final = Path("/proc/self/clear_refs")
 START_PEAK_AGAIN: Final = "5"
+PROFILE: Final = "profile"
+KERNELS: Final = "kernels.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,67 @@ class Reading:
     loaded_bytes: int
     peak_bytes: int = 0
     file_bytes: int = 0
+
+
+class Profiler:
+    """Records the kernels of the batches between the creation and the removal of a file PROFILE.
+
+    torch wants a profiler to end in the thread in which it began, so of several streams the first is recorded.
+    """
+
+    def __init__(self, directory: Path, *, is_cuda: bool) -> None:
+        self._asked, self._found = directory / PROFILE, directory / KERNELS
+        self._is_cuda = is_cuda
+        self._running: Any = None
+        self._thread = self._num_batches = 0
+
+    def begin(self) -> None:
+        """Count a batch that starts, and start recording if that is asked for."""
+        if self._running is None and self._asked.exists():
+            from torch.profiler import ProfilerActivity, profile
+
+            activity = ProfilerActivity.CUDA if self._is_cuda else ProfilerActivity.CPU
+            self._thread, self._num_batches = get_ident(), 0
+            self._running = profile(activities=[activity])
+            self._running.__enter__()
+        if self._running is not None and self._thread == get_ident():
+            self._num_batches += 1
+
+    def end(self) -> None:
+        """Write what was recorded if it is not asked for any more."""
+        if self._running is None or self._thread != get_ident() or self._asked.exists():
+            return
+        self._running.__exit__(None, None, None)
+        found = summarize(map(self._read, self._running.events()))
+        found |= {"launches": found["launches"] / max(1, self._num_batches)}
+        unfinished = self._found.with_suffix(".tmp")
+        unfinished.write_text(json.dumps(found), encoding="utf-8")
+        unfinished.replace(self._found)
+        self._running = None
+
+    def _read(self, event: Any) -> tuple[float, float, float, str]:
+        """Return start, end and own time of a kernel, and its name; without a GPU of an operator of torch."""
+        span = event.time_range
+        own = span.end - span.start if self._is_cuda else event.self_cpu_time_total
+        return span.start, span.end, own, event.name
+
+
+def summarize(events: Iterable[tuple[float, float, float, str]]) -> dict[str, Any]:
+    """Return the number of kernels, the share of time in which none ran, and the shares of the eight dearest."""
+    spent: defaultdict[str, float] = defaultdict(float)
+    spans = sorted(events)
+    busy, until = 0.0, 0.0
+    for start, end, own, name in spans:
+        spent[name] += own
+        busy += max(0.0, end - max(start, until))
+        until = max(until, end)
+    whole = until - spans[0][0] if spans else 0.0
+    total = sum(spent.values()) or 1.0
+    kernels = [
+        [name[:80], microseconds / total]
+        for name, microseconds in nlargest(8, spent.items(), key=itemgetter(1))
+    ]
+    return {"launches": len(spans), "idle": 1 - busy / whole if whole else None, "kernels": kernels}
 
 
 def read_file_bytes() -> int:
@@ -62,6 +130,7 @@ class GaugedEncoder(Encoder):
 
     def __init__(self, order: EncoderOrder, load: Callable[[EncoderOrder], Encoder]) -> None:
         self._is_cuda = order.device.kind == CUDA
+        self._profiler = Profiler(order.cache_dir, is_cuda=self._is_cuda)
         self._path = find_reading(order.cache_dir, order.rank.number if order.rank is not None else 0)
         _import_all(order)
         self._before_bytes, self._before_file_bytes = self._read_now(), read_file_bytes()
@@ -71,7 +140,7 @@ class GaugedEncoder(Encoder):
         self._write(0)
 
     def prepare(self, batch: Batch) -> ForwardPass:
-        return _GaugedPass(self._encoder.prepare(batch), self._note)
+        return _GaugedPass(self._encoder.prepare(batch), self._note, self._profiler)
 
     def describe(self) -> EncoderReport:
         return self._encoder.describe()
@@ -117,13 +186,16 @@ class _GaugedPass:
 
     inner: ForwardPass
     note: Callable[[], None]
+    profiler: Profiler
 
     def start(self) -> None:
+        self.profiler.begin()
         self.inner.start()
 
     def results(self) -> Ragged:
         results = self.inner.results()
         self.note()
+        self.profiler.end()
         return results
 
 

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness import HOME, ROOT, Harness
+from benchmarks.harness import ROOT, Harness
 from benchmarks.machine import find_device
-from benchmarks.models import SHAPES, find_packaged, write_random_model
+from benchmarks.models import find_packaged, find_random
 from benchmarks.ours import MODEL
 from benchmarks.processes import CELERY_WORKER, MODEL_PROCESS
 from benchmarks.questions.host import OTHERS, Bench, choose_sizes, count_seconds
@@ -23,7 +23,6 @@ from benchmarks.texts import ExactTexts
 from vectormill.cli.stack import workplace
 from vectormill.client import Client
 from vectormill.jobs.bottleneck import STAGES
-from vectormill.models.layouts import read_model_card
 from vectormill.models.model_card import ModelCard
 from worker.devices.device import CPU
 
@@ -40,7 +39,7 @@ def run(harness: Harness) -> Report:
         count for count in NUM_WORKERS if count == 1 or count <= num_cores // (2 - (device.kind == CPU))
     ]
     packaged = find_packaged()
-    cards = [find_card(shape) for shape in harness.shapes] or [packaged]
+    cards = [find_random(shape) for shape in harness.shapes] or [packaged]
     tables = []
     with workplace(None) as directory:
         folder = directory / "objects"
@@ -64,14 +63,6 @@ def run(harness: Harness) -> Report:
             "some of which wait for the interpreter lock or for the device.",
         ),
     )
-
-
-def find_card(shape: str) -> ModelCard:
-    """Return a model of this shape with random weights and the packaged tokenizer."""
-    directory = HOME / f"feeders-{shape}"
-    if not (directory / "config.json").is_file():
-        write_random_model(SHAPES[shape], directory)
-    return read_model_card(shape, directory)
 
 
 def measure_workers(

@@ -20,12 +20,10 @@ import numpy as np
 
 from benchmarks.harness import HOME, ROOT, BenchmarkFailed, Harness
 from benchmarks.machine import GIGA, describe_rates, find_device, measure_matrix_rates
-from benchmarks.models import SHAPES, VOCABULARY, ModelCost, write_random_model
+from benchmarks.models import SHAPES, VOCABULARY, ModelCost, find_random
 from benchmarks.placed import Ids, PlacedModel, plan_replica
 from benchmarks.tables import MEBIBYTES, NUMBER, RATIO, Report, Spread, Table
 from benchmarks.turns import FAILURES, find_last_line
-from vectormill.models.layouts import read_model_card
-from vectormill.models.model_card import ModelCard
 from worker.devices.detect import detect_inventory
 from worker.devices.device import CPU, Device, parse_devices
 from worker.encoder.choice import FP32, PACKED, choose_precision
@@ -101,23 +99,14 @@ class Records:
 
 @dataclass(slots=True)
 class Trial:
-    """The context of all steps: devices, matrix rates by precision, models, records and deadline."""
+    """The context of all steps: devices, matrix rates by precision, records and deadline."""
 
     harness: Harness
     devices: tuple[Device, ...]
     rates: Mapping[str, float]
-    models: Path
     records: Records
     deadline: float
     num_left: int = 0
-
-    def find_card(self, shape: str) -> ModelCard:
-        """Return the model of this shape with random weights; write it if it is missing or incomplete."""
-        directory = self.models / f"{shape}-{hashlib.md5(repr(SHAPES[shape]).encode()).hexdigest()[:8]}"
-        if not (directory / ".written").is_file():
-            write_random_model(SHAPES[shape], directory)
-            (directory / ".written").touch()
-        return read_model_card(shape, directory)
 
     def do(self, step: str, measure: Any) -> dict[str, Any] | None:
         """Return a step's record, measured now if there is none; None when no time is left."""
@@ -139,7 +128,7 @@ class Trial:
 
         On one device the model is packed.
         """
-        card = self.find_card(scale.shape)
+        card = find_random(scale.shape)
         devices = self.devices[: 1 if strategy == REPLICATE else 2]
         is_cpu = devices[0].kind == CPU
         precision = FP32 if is_cpu else choose_precision(AUTO, devices[0]).value
@@ -157,7 +146,7 @@ class Trial:
 
         Raise BenchmarkFailed when the process does not use the switch.
         """
-        cost = ModelCost.of(self.find_card(scale.shape))
+        cost = ModelCost.of(find_random(scale.shape))
         spans = [(length, length) for length in scale.lengths]
         if strategy != REPLICATE:  # mixed lengths, since equal ones leave no padding to save
             spans = [(min(scale.lengths), max(scale.lengths))]
@@ -227,9 +216,7 @@ def run(harness: Harness) -> Report:
     home = harness.state or HOME / ("gpu-quick" if harness.is_quick else "gpu")
     records = Records(home / "records.jsonl", identity)
     rates = measure_matrix_rates(devices[0])
-    trial = Trial(
-        harness, devices, rates, HOME / "gpu-models", records, time.monotonic() + 60 * harness.minutes
-    )
+    trial = Trial(harness, devices, rates, records, time.monotonic() + 60 * harness.minutes)
     judged: dict[str, dict[str, str]] = {}
     sweeps = []
     for scale in scales:

@@ -1,11 +1,15 @@
 """The benchmarks can be asked for, and each has a file and a place in the README."""
 
+import json
+import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import make_parser
 from benchmarks.harness import QUESTIONS, Harness
+from benchmarks.questions.card import Step
 from benchmarks.tables import README, replace_section
 
 
@@ -15,6 +19,28 @@ def test_every_question_is_in_the_help_and_has_a_file_and_a_place_in_the_readme(
         assert f"{name:<12} {question}" in make_parser().format_help()
         assert callable(import_module(f"benchmarks.questions.{name}").run)
         assert "anew" in replace_section(text, name, "anew")
+
+
+@pytest.mark.tail
+def test_a_quick_run_of_the_card_measures_every_step_on_a_processor(tmp_path: Path) -> None:
+    report = Harness(is_quick=True, minutes=8.0, state=tmp_path).answer("card")
+    steps = json.loads((tmp_path / "card.json").read_text())["steps"]
+    assert {name: step["flaw"] for name, step in steps.items()} == dict.fromkeys(steps, "")
+    assert all(step["rows"] for step in steps.values())
+    models, kernels, peers, service = report.tables
+    assert [row[0] for row in models.rows] == ["tiny, eager, 16", "tiny, fused, 16"]
+    assert kernels.rows
+    assert len(peers.rows) == 1
+    assert [row[0] for row in service.rows] == [
+        f"tiny, 16 tokens, to {to}, 1 workers" for to in ("Parquet", "Postgres")
+    ]
+
+
+def test_a_step_that_is_late_keeps_what_it_printed_and_leaves_no_process(tmp_path: Path) -> None:
+    program = "import subprocess, sys; print('{\"name\": 1}', flush=True); subprocess.run(['sleep', '99'])"
+    step = Step("late", (sys.executable, "-c", program), 1.0, [])
+    step.run(tmp_path, 3.0)
+    assert (step.rows, step.flaw) == ([{"name": 1}], "it was ended after 3 s")
 
 
 @pytest.mark.tail
