@@ -139,7 +139,7 @@ def test_an_installed_wheel_runs_its_own_code_and_tells_its_own_revision(
     assert scripts == str(installed / "vectormill/migrations")
     told = run("-m", "vectormill.cli", "--version", cwd=tmp_path, PYTHONPATH=str(installed))
     assert told.splitlines()[0] == f"vectormill {__version__}"
-    assert "Commands:" in run("-m", "vectormill.cli", "--help", cwd=tmp_path, PYTHONPATH=str(installed))
+    assert "COMMAND [ARGS]" in run("-m", "vectormill.cli", "--help", cwd=tmp_path, PYTHONPATH=str(installed))
 
 
 def test_the_command_that_installs_an_extra_of_a_wheel_works_as_printed(

@@ -409,4 +409,7 @@ def test_a_process_of_the_release_before_and_one_of_ours_respect_each_other_s_le
         assert look(engine, user) == seen, "we lost our lease to it"
         before(f"finish {name}")
         user.finish(engine)
-        assert (state_of(engine, user), look(engine, user)[1]) == (user.done, expected)
+        found = look(engine, user)[1]
+        if name == "Runs":  # the release before counts a moved row as a new or changed one too
+            found, expected = found[1:], expected[1:]
+        assert (state_of(engine, user), found) == (user.done, expected)
