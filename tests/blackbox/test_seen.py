@@ -7,7 +7,6 @@ difference.
 import json
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,16 +31,6 @@ COLUMNS = """
 SELECT column_name, data_type, udt_name FROM information_schema.columns WHERE table_name = '{name}'
 ORDER BY ordinal_position
 """
-
-
-def read_help(service: Service, *command: str) -> Iterator[str]:
-    """Yield the help of a command and of every command below it."""
-    text = service.run(*command, "--help", environment={"COLUMNS": "100", "TERM": "dumb"}).stdout
-    text = re.sub(r"\(\d+ cores?.*?\)", "(…)", text)
-    yield f"$ vectormill {' '.join(command)} --help\n{text.rstrip()}\n"
-    for line in text.partition("Show this message and exit.\n")[2].splitlines():
-        if matched := re.match(r"  (\S+)  ", line):
-            yield from read_help(service, *command, matched[1])
 
 
 def read_names(page: str, pattern: str) -> str:
@@ -114,15 +103,13 @@ def tell(schema: dict[str, object]) -> str:
 
 
 @pytest.mark.parametrize(
-    "what", ["openapi.txt", "help.txt", "settings.txt", "errors.txt", "metrics.txt", "client.txt", "view.txt"]
+    "what", ["openapi.txt", "settings.txt", "errors.txt", "metrics.txt", "client.txt", "view.txt"]
 )
 def test_what_users_see_is_what_was_kept(
     service: Service, program: Path, name: str, what: str, pytestconfig: pytest.Config
 ) -> None:
     if what == "openapi.txt":
         seen = read_document(service)
-    elif what == "help.txt":
-        seen = "\n".join(read_help(service))
     elif what == "settings.txt":
         seen = read_names("CONFIGURATION.md", r"VECTORMILL_[A-Z0-9_]+")
     elif what == "errors.txt":

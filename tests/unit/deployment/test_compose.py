@@ -1,6 +1,5 @@
 """docker-compose.yml against the Compose schema and against the promises it makes. No Docker engine is needed."""
 
-import json
 import os
 import re
 import subprocess
@@ -13,6 +12,7 @@ import psutil
 import pytest
 import typer
 import yaml
+from check_jsonschema.builtin_schemas import get_builtin_schema
 from redis import Redis
 from redis.exceptions import AuthenticationError
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -49,7 +49,7 @@ def find_profile(profile: str) -> dict[str, dict[str, Any]]:
 
 
 def test_the_file_fits_the_compose_specification() -> None:
-    schema = json.loads((ROOT / "tests/schemas/compose-spec.json").read_text(encoding="utf-8"))
+    schema = get_builtin_schema("vendor.compose-spec")
     for file in (COMPOSE, OPENED):
         jsonschema.Draft202012Validator(schema).validate(file)
 
