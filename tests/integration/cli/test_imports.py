@@ -245,79 +245,38 @@ def test_vectors_that_the_model_does_not_give_are_refused_and_leave_no_collectio
     def vectors(name: str, rows: list[Any]) -> str:
         return write(tmp_path / f"{name}.parquet", embedding=pa.array([each.tolist() for each in rows]))
 
+    def column(name: str, values: list[Any]) -> str:
+        return write(
+            tmp_path / f"{name}.parquet", **{name: pa.array(values, None if values[0] else pa.string())}
+        )
+
+    compared, unchecked = ("--text", "text", *STATED), ("--unchecked", *STATED)
+    sparse = "SELECT 1 AS key, CAST('{1:1}/8' AS sparsevec) AS embedding"
+    refused: tuple[tuple[tuple[str, ...], str], ...] = (
+        ((vectors("turned", turned), *compared), "agree by a cosine of"),
+        ((vectors("nan", nan), *compared), "'k0' has NaN"),
+        ((vectors("long", [2 * each for each in VECTORS]), *compared), "state --no-normalize"),
+        ((vectors("ragged", [np.ones(3), *VECTORS[1:]]), *compared), "different lengths: 3, 8"),
+        ((good, "--text", "text", "--dimensions", "9"), "have 8 dimensions"),
+        ((good, *STATED), "pass --unchecked"),
+        ((column("text", [None] * NUM_ROWS), *compared), "no text to compare"),
+        ((good, "--text", "body", *STATED), "has no column 'body'"),
+        ((good, "--vector", "text", *compared), "not lists of numbers"),
+        ((str(tmp_path / "none.parquet"), "--text", "text"), "No file matches"),
+        (("--text", "text"), "Name one source"),
+        (("--sql", sparse, *unchecked), "its type is neither vector"),
+        (("--sql", "SELECT 1 AS key, '{{1},{2}}'::real[] AS embedding", *unchecked), "nested"),
+        ((damaged, *unchecked), "cannot be read"),
+        (
+            (column("m", ["{}", "[1]"] * 1250), "--metadata-json", "m", *unchecked),
+            "The metadata of the row 'k1'",
+        ),
+        ((column("h", ["abc"] * NUM_ROWS), "--content-hash", "h", *unchecked), "no hashes of texts"),
+        ((column("i", [7] * NUM_ROWS), "--content-hash", "i", *unchecked), "no hashes of texts"),
+        (("--sql", "SELECT 1 AS key", *compared), "has no column"),
+    )
     with encoding_meanwhile(engine):
-        for arguments, words in (
-            ((vectors("turned", turned), "--text", "text", *STATED), "agree by a cosine of"),
-            ((vectors("nan", nan), "--text", "text", *STATED), "'k0' has NaN"),
-            (
-                (vectors("long", [2 * each for each in VECTORS]), "--text", "text", *STATED),
-                "state --no-normalize",
-            ),
-            (
-                (vectors("ragged", [np.ones(3), *VECTORS[1:]]), "--text", "text", *STATED),
-                "different lengths: 3, 8",
-            ),
-            ((good, "--text", "text", "--dimensions", "9"), "have 8 dimensions"),
-            ((good, *STATED), "pass --unchecked"),
-            (
-                (
-                    write(tmp_path / "blank.parquet", text=pa.array([None] * NUM_ROWS, pa.string())),
-                    "--text",
-                    "text",
-                    *STATED,
-                ),
-                "no text to compare",
-            ),
-            ((good, "--text", "body", *STATED), "has no column 'body'"),
-            ((good, "--text", "text", "--vector", "text", *STATED), "not lists of numbers"),
-            ((str(tmp_path / "none.parquet"), "--text", "text"), "No file matches"),
-            (("--text", "text"), "Name one source"),
-            (
-                (
-                    "--sql",
-                    "SELECT 1 AS key, CAST('{1:1}/8' AS sparsevec) AS embedding",
-                    "--unchecked",
-                    *STATED,
-                ),
-                "its type is neither vector",
-            ),
-            (
-                ("--sql", "SELECT 1 AS key, '{{1},{2}}'::real[] AS embedding", "--unchecked", *STATED),
-                "nested",
-            ),
-            ((damaged, "--unchecked", *STATED), "cannot be read"),
-            (
-                (
-                    write(tmp_path / "m.parquet", m=["{}", "[1]"] * 1250),
-                    "--metadata-json",
-                    "m",
-                    "--unchecked",
-                    *STATED,
-                ),
-                "The metadata of the row 'k1'",
-            ),
-            (
-                (
-                    write(tmp_path / "h.parquet", h=["abc"] * NUM_ROWS),
-                    "--content-hash",
-                    "h",
-                    "--unchecked",
-                    *STATED,
-                ),
-                "no hashes of texts",
-            ),
-            (
-                (
-                    write(tmp_path / "i.parquet", h=[7] * NUM_ROWS),
-                    "--content-hash",
-                    "h",
-                    "--unchecked",
-                    *STATED,
-                ),
-                "no hashes of texts",
-            ),
-            (("--sql", "SELECT 1 AS key", "--text", "text", *STATED), "has no column"),
-        ):
+        for arguments, words in refused:
             assert run(*arguments) in (2, 4), arguments
             assert words in capsys.readouterr().err, arguments
             assert list(client.collections()) == [], arguments
