@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.streams.decimal_tables import HALF_SLOT_BYTES, half_slots, write_halves, write_wholes
+from api.streams.decimal_tables import HALF_SLOT_BYTES, write_halves, write_wholes
 from vectormill.vectors.decimals import SLOT_BYTES, SMALLEST, STRIP, write_decimals
 
 
@@ -73,10 +73,3 @@ def test_every_whole_number_is_written_as_such() -> None:
         numbers: np.ndarray = np.arange(limits.min, limits.max + 1).astype(number).reshape(2, 128)
         for row, written in zip(numbers, write_wholes(numbers), strict=True):
             assert json.loads(b"[" + written.tobytes()) == row.tolist()
-
-
-def test_no_slot_of_a_float16_is_too_short() -> None:
-    slots = half_slots()
-    assert len(slots) == 1 << 16
-    assert {slot.tobytes()[-1:] for slot in slots} == {b","}
-    assert not any(b"," in slot.tobytes()[:-1] for slot in slots)

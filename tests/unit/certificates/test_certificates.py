@@ -17,7 +17,6 @@ from worker.certificates.certificate import (
     Combination,
     Method,
     Unmeasured,
-    describe_changes,
     find_breaches,
     find_changed_files,
     find_newest,
@@ -65,11 +64,6 @@ def test_a_certificate_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert find_newest(tmp_path) == path
 
 
-def test_without_a_certificate_verify_says_how_to_write_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="vectormill certify MODEL"):
-        find_newest(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -94,17 +88,6 @@ def test_other_files_of_the_model_are_named() -> None:
         "The file model.safetensors of all-MiniLM-L6-v2 has another content.",
         "The file tokenizer.json of all-MiniLM-L6-v2 is missing.",
     ]
-
-
-def test_other_circumstances_are_told() -> None:
-    now = Circumstances({"torch": "2.14.0", "openvino": "2027.1"}, "EPYC", [], {"cpu:0": "EPYC"})
-    assert list(describe_changes(CERTIFICATE.circumstances, now)) == [
-        "openvino is 2027.1 here, and was not installed.",
-        "torch is 2.14.0 here, and was 2.13.0.",
-        "The processor is EPYC here, and was Xeon.",
-        "The devices are cpu:0 (EPYC) here, and were cpu:0 (Xeon).",
-    ]
-    assert list(describe_changes(now, now)) == []
 
 
 def test_a_bound_is_the_promise_unless_less_was_measured() -> None:

@@ -2,7 +2,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +13,6 @@ import pytest
 from vectormill.cli import doctor as checks
 from vectormill.cli.app import main
 from vectormill.cli.doctor import judge_pgvector, judge_postgres
-from vectormill.domain.task import DENSE, MULTI_VECTOR, SOFTMAX, SPARSE
-from vectormill.models.classifiers import Classifier
-from vectormill.models.model_card import GLINER, ModelCard
-from vectormill.models.poolings import CLS
 from vectormill.processes.lifetimes import free_port
 from vectormill.settings import Settings
 
@@ -45,23 +40,6 @@ def test_a_machine_that_was_set_up_has_all_it_needs(
     )
     assert findings["postgres"]["detail"].startswith("embedded")
     assert findings["model all-MiniLM-L6-v2"]["detail"] == "384 dimensions, up to 256 tokens"
-
-
-@pytest.mark.parametrize(
-    ("changes", "described"),
-    [
-        ({"outputs": (SPARSE,), "sparse_dimensions": 30522}, "weights of 30522 words"),
-        (
-            {"outputs": (DENSE, MULTI_VECTOR), "dimension": 8, "token_dimensions": 4},
-            "8 dimensions, 4 dimensions for each token",
-        ),
-        ({"extractor": GLINER}, "records"),
-        ({"classifier": Classifier("", CLS, ("no", "yes"), SOFTMAX), "dimension": 2}, "scores of no, yes"),
-    ],
-)
-def test_what_a_model_computes_is_described_by_its_outputs(changes: dict[str, Any], described: str) -> None:
-    card = ModelCard("m", Path("m"), "1", "BertModel", 0, 512, (), normalize=False)
-    assert checks.describe_results(replace(card, **changes)) == described
 
 
 def test_servers_that_are_away_are_named_without_their_passwords(
@@ -176,14 +154,3 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = {finding.name: finding for finding in checks.check_packages(Settings())}
     assert findings["worker packages"].status == "warn"
     assert "no-such-package missing" in findings["worker packages"].detail
-
-
-def test_people_get_a_line_each_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 << 30))
-    with pytest.raises(SystemExit):
-        main(["doctor", "--data-dir", str(tmp_path)])
-    lines = capsys.readouterr().out.splitlines()
-    index = next(i for i, line in enumerate(lines) if line.startswith("warn data dir:"))
-    assert lines[index + 1].startswith("     → ")

@@ -1,7 +1,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,11 +15,8 @@ from vectormill.cli import exits
 from vectormill.cli.app import GROUPS, app
 from vectormill.cli.jobs import read_input
 from vectormill.domain.errors import InvalidItem, UnknownModel
-from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.problems import ApiError, ApiFailure, ApiUnreachable
 from vectormill.processes.lifetimes import free_port
-
-Run = Callable[..., int]
 
 COMMANDS: Final = sorted(get_command(app).commands)  # type: ignore[attr-defined]
 
@@ -90,17 +87,6 @@ def test_the_help_of_a_command_loads_nothing_that_it_needs_only_to_run() -> None
     assert not loaded & {"rich", "httpx", "numpy", "pyarrow", "msgspec", "psutil", "sqlalchemy", "celery"}
 
 
-def test_the_module_can_be_run_by_children() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "vectormill.cli", "--version"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout.split()[0]) == (0, "vectormill")
-
-
 def write_hostile_module(path: Path, mark: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"open({str(mark)!r}, 'a').write({path.stem!r})\nraise RuntimeError('mine')\n")
@@ -145,11 +131,6 @@ def test_code_that_hides_a_package_of_ours_is_named_and_not_run(tmp_path: Path) 
     assert not (tmp_path / "imported").exists()
 
 
-def test_a_misspelt_command_is_met_with_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("encod") == exits.BAD_INPUT
-    assert "Did you mean" in capsys.readouterr().err
-
-
 def test_an_error_is_one_sentence_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     assert run("jobs", "--api-url", url) == exits.UNAVAILABLE
@@ -164,28 +145,12 @@ def test_debug_shows_the_traceback_too(capsys: pytest.CaptureFixture[str]) -> No
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_the_log_level_debug_shows_the_traceback_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("VECTORMILL_LOG_LEVEL", "debug")
-    run("jobs", "--api-url", f"http://127.0.0.1:{free_port()}")
-    assert "Traceback" in capsys.readouterr().err
-
-
 def test_a_misspelt_setting_is_said_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("VECTORMILL_DATABSE_URL", "x")
     assert run("scheduler") == exits.BAD_INPUT
     assert "did you mean VECTORMILL_DATABASE_URL" in capsys.readouterr().err
-
-
-def test_to_migrate_without_a_database_says_which_setting_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("VECTORMILL_DATABASE_URL", raising=False)
-    assert run("migrate") == exits.BAD_INPUT
-    assert "set VECTORMILL_DATABASE_URL" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -247,11 +212,6 @@ def test_every_error_has_a_code_and_a_sentence() -> None:
     ]:
         assert exits.exit_code_of(error) == code
         assert words in exits.describe(error)
-
-
-def test_every_way_a_job_ends_has_a_code() -> None:
-    codes = {state: exits.exit_code_of_job(state) for state in TERMINAL_JOB_STATES}
-    assert codes == {"completed": 0, "completed_with_errors": 1, "failed": 4, "cancelled": 4}
 
 
 def test_a_second_text_goes_along_whatever_its_field_is_called(tmp_path: Path) -> None:

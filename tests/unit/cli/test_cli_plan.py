@@ -10,15 +10,6 @@ from vectormill.models.registry import find_packaged_model
 run = partial(run_command, "plan")
 
 
-def test_a_plan_shows_every_device_with_its_layers_and_bytes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--devices", "2x24GiB,nvlink") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("replicate: 2 replicas in bf16")
-    bars = [line for line in lines if "layers 0-5" in line]
-    assert [line.split()[1] for line in bars] == ["cuda:0", "cuda:1"]
-    assert any(line.startswith("Not pipeline over 2: predicted") for line in lines)
-
-
 def test_a_plan_in_json_has_bytes_as_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--devices", "1x8GiB", "--precision", "fp32", "--json") == 0
     plan = json.loads(capsys.readouterr().out)
@@ -30,18 +21,6 @@ def test_a_plan_in_json_has_bytes_as_numbers(capsys: pytest.CaptureFixture[str])
     )
 
 
-def test_a_plan_tells_which_switches_its_devices_will_try(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run("--devices", "1x8GiB") == 0
-    assert "Switches" not in capsys.readouterr().out, (
-        "nothing was asked for, nor measured on a described device"
-    )
-    monkeypatch.setenv("VECTORMILL_WORKER_SWITCHES", "direct_flash")
-    assert run("--devices", "1x8GiB") == 0
-    assert "Switches to try on cuda:0: direct_flash (requested)." in capsys.readouterr().out.splitlines()
-
-
 def test_models_that_share_a_machine_are_planned_together(capsys: pytest.CaptureFixture[str]) -> None:
     both = ["--model", "all-MiniLM-L6-v2", "--model", "docs/plans/mistral-7b"]
     assert run("--devices", "2x80GiB", *both) == 0
@@ -49,11 +28,6 @@ def test_models_that_share_a_machine_are_planned_together(capsys: pytest.Capture
     assert drawn.count("share these devices, their memory and their time") == 2
     assert run("--devices", "2x80GiB", *both, "--json") == 0
     assert list(json.loads(capsys.readouterr().out)) == ["all-MiniLM-L6-v2", "mistral-7b"]
-
-
-def test_the_devices_of_this_machine_can_be_divided(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--devices", "cpu", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["replicas"][0]["stages"][0]["shards"][0]["device"] == "cpu:0"
 
 
 def test_a_plan_that_cannot_be_made_says_why(capsys: pytest.CaptureFixture[str]) -> None:

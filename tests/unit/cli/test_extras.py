@@ -9,7 +9,6 @@ import pytest
 
 from tests.architecture.sources import ROOT
 from vectormill.cli import extras
-from vectormill.cli.doctor import describe_installation
 from vectormill.domain.errors import ConfigurationError
 from vectormill.extras import compose_install
 
@@ -101,10 +100,3 @@ def test_a_service_on_this_machine_is_refused_with_all_that_is_missing(
         extras.require_service(is_embedded=False)
     there.add("flower")
     extras.require_service(is_embedded=False)
-
-
-def test_the_version_tells_the_schema_the_processor_and_the_parts() -> None:
-    names = [line.split()[0] for line in describe_installation()]
-    assert names == [
-        "vectormill", "schema", "python", "processor", "torch", "openvino", "transformers", "postgres", "valkey",
-    ]  # fmt: skip

@@ -99,18 +99,6 @@ def test_without_a_worker_the_reason_comes_at_once(ask: Ask) -> None:
     assert len(asked) == 2  # the server has waited already
 
 
-def test_documents_are_judged_with_the_options_that_were_given(ask: Ask) -> None:
-    asked: list[dict[str, Any]] = []
-    ranked = {"model": "m", "results": [{"index": 1, "relevance_score": 0.9}]}
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append({"path": request.url.path, **json.loads(request.content)})
-        return httpx.Response(200, json=ranked)
-
-    assert ask(answer, "rerank", "dates", ["a", {"text": "b"}], top_n=1) == ranked
-    assert asked == [{"path": "/v1/rerank", "query": "dates", "documents": ["a", {"text": "b"}], "top_n": 1}]
-
-
 def write_events(*jobs: dict[str, Any]) -> bytes:
     events = [f"event: progress\ndata: {json.dumps(job)}\n\n: awake\n\n" for job in jobs]
     return "".join(events).encode()
@@ -137,11 +125,3 @@ def test_events_that_bring_nothing_any_more_are_given_up(ask: Ask) -> None:
     with pytest.raises(ApiUnreachable, match="closed the event stream of job j before the job ended"):
         ask(answer, "events", "j")
     assert 2 < len(asked) < 20
-
-
-def test_readiness_is_told_and_its_absence_is_an_error(ask: Ask) -> None:
-    ready = {"status": "ok", "postgres": True}
-    assert ask(lambda request: httpx.Response(200, json=ready), "readiness") == ready
-    away = {"status": "unavailable", "postgres": False}
-    with pytest.raises(ApiFailure, match="HTTP 503"):
-        ask(lambda request: httpx.Response(503, json=away), "readiness")

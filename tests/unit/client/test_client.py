@@ -15,7 +15,7 @@ from vectormill.client import DEFAULT_URL, Client, is_loopback
 from vectormill.client.requests import write_json
 from vectormill.domain.errors import InvalidOption, VectormillError
 from vectormill.extras import MissingLibrary
-from vectormill.problems import ApiError, ApiUnreachable, WaitTimeout
+from vectormill.problems import ApiUnreachable, WaitTimeout
 from vectormill.processes.lifetimes import free_port
 
 RUNNING = {"id": "j", "state": "running"}
@@ -95,22 +95,6 @@ def test_lists_are_read_page_by_page() -> None:
 def test_waiting_ends_in_time_and_leaves_the_job_alone() -> None:
     with noting(lambda request: RUNNING) as (client, _), pytest.raises(WaitTimeout, match="it continues"):
         client.wait("j", timeout_seconds=0)
-
-
-def test_an_answer_without_a_detail_is_still_a_sentence() -> None:
-    for body, sentence in [
-        (b"<html>", "The API refused the request: Bad Request (HTTP 400)."),  # a proxy in between
-        (b"[]", "The API refused the request: Bad Request (HTTP 400)."),
-        (
-            b'{"title": "Odd", "errors": [{"pointer": "/items/2", "detail": "no text"}, "x"]}',
-            "The API refused the request: Odd (HTTP 400). [pointer /items/2: no text] [x]",
-        ),
-    ]:
-        answer = httpx.Response(400, content=body)
-        transport = httpx.MockTransport(lambda request, answer=answer: answer)
-        with Client(transport=transport) as client, pytest.raises(ApiError) as caught:
-            client.models()
-        assert str(caught.value) == sentence
 
 
 def test_an_answer_that_is_not_json_asks_whether_this_is_vectormill() -> None:

@@ -39,11 +39,6 @@ def test_the_name_of_the_output_tells_its_format() -> None:
         assert choose_format(Path(name), given) == expected
 
 
-def test_a_name_that_tells_no_format_is_refused_with_those_that_do() -> None:
-    with pytest.raises(InvalidOption, match=r"\.parquet, \.jsonl or \.npy"):
-        choose_format(Path("out.txt"))
-
-
 def test_an_output_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="is a directory"):
         check_output(tmp_path)
@@ -141,18 +136,6 @@ def test_a_private_file_is_the_user_s_alone_and_follows_no_link(tmp_path: Path) 
         os.umask(before)
     assert (victim.read_text(), link.is_symlink(), link.read_text()) == ("mine", False, "new")
     assert stat.S_IMODE(link.stat().st_mode) == 0o600
-
-
-def test_a_replacement_takes_the_place_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    path.write_text("before")
-    with path.open() as reader, open_replacement(path) as file:
-        file.write(b"after")
-        file.flush()
-        assert path.read_text() == "before"
-        inode = os.fstat(reader.fileno()).st_ino
-    assert path.read_text() == "after"
-    assert path.stat().st_ino != inode
 
 
 def test_lines_end_at_newlines_only_wherever_the_parts_are_cut() -> None:

@@ -133,12 +133,6 @@ def test_what_cannot_be_read_is_named_with_its_place(tmp_path: Path) -> None:
         assert sentence in str(caught.value)
 
 
-def test_a_parquet_file_without_texts_names_the_columns_it_has(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "in.parquet", [{"key": "a", "words": "x"}])
-    with pytest.raises(InvalidItem, match="row 1: no field 'text'; its fields are 'key', 'words'"):
-        list(read_texts(str(tmp_path / "in.parquet")))
-
-
 def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
     with pytest.raises(InvalidItem, match=r"There is no file .*missing\.jsonl"):
         read_texts(str(tmp_path / "missing.jsonl"))

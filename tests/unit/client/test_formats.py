@@ -7,9 +7,7 @@ from api.streams.vector_streams import VECTOR_FORMATS
 from vectormill.files import texts
 from vectormill.files.formats import (
     INPUT_FORMATS,
-    INPUT_HELP,
     OUTPUT_FORMATS,
-    OUTPUT_HELP,
     InputName,
     OutputName,
     RowsName,
@@ -33,16 +31,6 @@ def test_every_format_is_read() -> None:
     names = [row.name for row in INPUT_FORMATS]
     assert list(texts.READERS) == names
     assert set(files.FORMAT_OF_SUFFIX.values()) == set(names)
-
-
-def test_the_help_of_commands_tells_every_input() -> None:
-    for row in INPUT_FORMATS:
-        assert row.suffixes[0] in INPUT_HELP
-
-
-def test_the_help_of_commands_tells_every_output() -> None:
-    for row in OUTPUT_FORMATS.values():
-        assert row.suffixes[0] + row.note in OUTPUT_HELP
 
 
 def test_no_suffix_tells_two_formats() -> None:

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import httpx
@@ -104,13 +103,6 @@ def test_no_pause_is_shorter_than_the_server_asked_for(do: Do) -> None:
     do(server, ("models",))
     assert 2.0 <= server.pauses[0] <= 2.0 * (1 + JITTER_SHARE)
     assert server.pauses[1] < 2.0
-
-
-def test_a_date_is_waited_for_as_seconds_are(do: Do) -> None:
-    later = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
-    server = Server([busy(503, retry_after=later)])
-    do(server, ("models",), retry_seconds=120)
-    assert 20 <= server.pauses[0] <= 30 * (1 + JITTER_SHARE)
 
 
 def test_a_server_that_wants_longer_than_there_is_patience_is_left_alone_at_once(do: Do) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import jsonschema
 import psutil
 import pytest
-import typer
 import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 from redis import Redis
@@ -19,12 +18,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from tests.architecture.sources import PACKAGES
 from tests.waiting import wait_for
-from vectormill.cli.app import app
 from vectormill.embedded.binaries import find_postgres, find_valkey_server
 from vectormill.embedded.valkey import NO_RETRY
 from vectormill.processes.lifetimes import free_port
 from vectormill.settings import PREFIX, Settings
-from vectormill.up import CHILDREN_GRACE_SECONDS, SERVERS_GRACE_SECONDS, Endpoint, UpOptions, plan_children
+from vectormill.up import Endpoint, UpOptions, plan_children
 from worker.launcher import GRACE_SECONDS
 from worker.runner.runner import KILL_TIMEOUT_SECONDS, STOP_TIMEOUT_SECONDS
 
@@ -54,25 +52,11 @@ def test_the_file_fits_the_compose_specification() -> None:
         jsonschema.Draft202012Validator(schema).validate(file)
 
 
-def test_the_command_line_accepts_every_command() -> None:
-    for name in OWN:
-        group = typer.main.get_command(app)
-        with group.make_context("vectormill", list(SERVICES[name]["command"][1:])) as context:
-            command, arguments = SERVICES[name]["command"][1], SERVICES[name]["command"][2:]
-            found = group.get_command(context, command)  # type: ignore[attr-defined]
-            assert found is not None, f"there is no command {command}"
-            found.make_context(command, list(arguments), parent=context).close()
-
-
 def test_a_worker_is_killed_by_nobody_before_the_time_that_is_promised() -> None:
     """What would be killed at each level ends the level below first: model process, launcher, container."""
     for name in ("worker", "worker-cpu"):
         assert SERVICES[name]["stop_grace_period"] == "60s"
     assert STOP_TIMEOUT_SECONDS + KILL_TIMEOUT_SECONDS < GRACE_SECONDS < 60
-
-
-def test_up_ends_its_processes_one_way_or_the_other_in_the_time_that_is_promised() -> None:
-    assert CHILDREN_GRACE_SECONDS + SERVERS_GRACE_SECONDS < 15
 
 
 def test_containers_run_what_up_runs() -> None:

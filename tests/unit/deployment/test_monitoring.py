@@ -98,17 +98,6 @@ def test_the_board_is_as_grafana_wants_it() -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_every_alert_says_how_bad_it_is_what_it_means_and_where_to_read_on() -> None:
-    names = [rule["alert"] for rule in ALERTS]
-    assert len(set(names)) == len(names) >= 10
-    for rule in ALERTS:
-        assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}, rule["alert"]
-        assert rule["labels"]["severity"] in ("critical", "warning")
-        assert {"summary", "description", "runbook_url"} == rule["annotations"].keys()
-        page = '{{ or $externalLabels.vectormill_runbooks "docs/MONITOR.md" }}'
-        assert rule["annotations"]["runbook_url"] == f"{page}#{rule['alert'].lower()}"
-
-
 def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
     sections = re.findall(r"^### (Vectormill\w+)\n\n(?=\S)", MONITOR, re.MULTILINE)
     assert sections == [rule["alert"] for rule in ALERTS]

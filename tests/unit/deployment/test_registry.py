@@ -264,11 +264,6 @@ def test_a_registry_entry_overrides_the_models_own_files(tmp_path: Path) -> None
     )
 
 
-def test_a_path_that_is_missing_is_not_mistaken_for_a_hub_name(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="does not exist"):
-        card_of(tmp_path / "nowhere")
-
-
 def test_an_unreachable_hub_is_a_sentence_that_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -361,19 +356,6 @@ def test_the_revision_follows_the_content_and_not_the_place_or_date(tmp_path: Pa
         file.seek(-1, 2)
         file.truncate()
     assert card_of(copy).revision != original
-
-
-def test_options_left_out_keep_the_models_own_habits() -> None:
-    card = Registry({}).card(DEFAULT_MODEL)
-    spec = make_spec(card, EncodingOptions())
-    assert (spec.model, spec.revision, spec.pooling) == (DEFAULT_MODEL, card.revision, "mean")
-    assert (spec.normalize, spec.dimensions, spec.prompt, spec.max_tokens, spec.long_texts) == (
-        True,
-        384,
-        "",
-        256,
-        "truncate",
-    )
 
 
 def test_a_prompt_is_a_name_of_the_model_or_else_the_text_itself(tmp_path: Path) -> None:

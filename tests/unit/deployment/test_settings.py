@@ -17,17 +17,6 @@ def test_a_heartbeat_that_one_loss_would_make_too_late_is_refused() -> None:
             load_settings(heartbeat_seconds=heartbeat, lease_seconds=lease)
 
 
-def test_a_heartbeat_that_fits_three_times_into_everything_is_taken() -> None:
-    cases: tuple[tuple[float, float], ...] = (
-        (5, 30),
-        (1, 5),
-        (5, 15),
-        (0.1, 4),
-    )
-    for heartbeat, lease in cases:
-        assert load_settings(heartbeat_seconds=heartbeat, lease_seconds=lease).lease_seconds == lease
-
-
 def test_an_address_of_redis_that_nobody_can_read_is_refused_without_its_password(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,7 +2,7 @@
 
 import tracemalloc
 from dataclasses import replace
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
@@ -11,13 +11,8 @@ from hypothesis import strategies as st
 from vectormill.domain.encoding import FAIL, PASSAGES, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import (
-    ACTIVATIONS,
     EXTRACT,
     JUDGE,
-    REPRESENTATIONS,
-    RESULT_ROUTES,
-    TASKS,
-    ActivationName,
 )
 from vectormill.jobs.item import MAX_PAIRS_BYTES, join_pair, pair_with_each, split_pair
 
@@ -94,15 +89,6 @@ def test_a_long_query_with_many_documents_is_refused_before_any_pair_is_made() -
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 1 << 20
-
-
-def test_every_task_has_a_route_for_what_comes_of_it() -> None:
-    assert {task.result for task in TASKS.values()} | {REPRESENTATIONS} == RESULT_ROUTES.keys()
-    assert get_args(ActivationName) == ACTIVATIONS
-
-
-def test_a_spec_of_vectors_tells_nothing_of_other_tasks() -> None:
-    assert not {"task", "labels", "activation", "extract_schema", "confidences"} & SPEC.to_json().keys()
 
 
 def test_whatever_decides_a_result_is_in_the_fingerprint() -> None:

@@ -2,7 +2,7 @@
 
 import inspect
 from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any, Final, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 import pytest
@@ -31,9 +31,6 @@ class MoreOptions(EncodingOptions):
 
     rounding: Annotated[str | None, Help("How numbers are cut.", choices=("up", "down"))] = None
     rounds: Annotated[int | None, Help("How often.", metavar="N", least=1)] = None
-
-
-NEW: Final = ("rounding", "rounds")
 
 
 def test_the_arguments_that_type_checkers_see_are_the_options() -> None:
@@ -73,12 +70,6 @@ def test_every_option_decides_a_field_of_the_spec() -> None:
     assert {option.name for option in list_options(EncodingOptions)} <= {
         field.name for field in fields(EncodingSpec)
     }
-
-
-@pytest.mark.parametrize("option", list_options(RequestedOptions), ids=lambda option: option.name)
-def test_the_help_of_an_option_is_whole_sentences(option: Any) -> None:
-    assert option.help.text[0].isupper()
-    assert option.help.description.endswith(".")
 
 
 def test_a_new_option_is_read_from_requests() -> None:

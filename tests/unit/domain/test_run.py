@@ -4,14 +4,8 @@ import pytest
 
 from vectormill.domain.errors import WrongRunState
 from vectormill.runs.run import (
-    CHECK,
-    INDEX,
-    REINDEX,
-    RUN_KINDS,
-    RUN_PHASES,
     RUN_STATES,
     RunCounts,
-    phase_after,
     refuse_change,
     state_after_cancel,
     state_after_confirm,
@@ -44,15 +38,6 @@ def test_only_a_held_run_is_confirmed(state: str) -> None:
     else:
         with pytest.raises(WrongRunState, match=f"is {state}"):
             state_after_confirm(state)
-
-
-def test_a_run_goes_through_its_phases_in_order() -> None:
-    phases: list[str] = [RUN_PHASES[0]]
-    while (phase := phase_after(REINDEX, phases[-1])) is not None:
-        phases.append(phase)
-    assert tuple(phases) == RUN_PHASES
-    assert (phase_after(INDEX, "indexing"), phase_after(CHECK, "checking")) == (None, None)
-    assert {REINDEX, INDEX, CHECK} == set(RUN_KINDS)
 
 
 def test_a_run_with_items_that_failed_ends_with_errors() -> None:

@@ -8,29 +8,11 @@ from vectormill.webhooks.webhook import (
     RETRY_SECONDS,
     Reply,
     check_events,
-    describe_failure,
     make_secret,
     pause_after,
 )
 
 REFUSED = Reply(500)
-
-
-def test_events_are_named_for_the_states_that_end_jobs_and_runs_and_for_a_run_that_waits_for_a_person() -> (
-    None
-):
-    assert EVENTS == (
-        "job.completed",
-        "job.completed_with_errors",
-        "job.failed",
-        "job.cancelled",
-        "run.completed",
-        "run.completed_with_errors",
-        "run.failed",
-        "run.cancelled",
-        "run.skipped",
-        "run.held",
-    )
 
 
 def test_no_event_means_all_and_an_unknown_one_is_refused_with_those_that_exist() -> None:
@@ -59,22 +41,6 @@ def test_a_receiver_lengthens_a_pause_up_to_a_day_and_never_shortens_it() -> Non
 
 def test_after_410_nothing_is_sent_again() -> None:
     assert pause_after(1, Reply(410), 0.5) is None
-
-
-@pytest.mark.parametrize(
-    ("reply", "words"),
-    [
-        (Reply(200), None),
-        (Reply(299), None),
-        (Reply(302), "redirect"),
-        (Reply(404), "answered 404"),
-        (Reply(None, "Cannot resolve host name 'h'."), "Cannot resolve"),
-        (Reply(None), "No answer"),
-    ],
-)
-def test_a_failure_is_a_sentence(reply: Reply, words: str | None) -> None:
-    said = describe_failure(reply)
-    assert said is None if words is None else words in (said or "")
 
 
 def test_a_secret_is_as_long_as_the_specification_wants_and_never_the_same() -> None:

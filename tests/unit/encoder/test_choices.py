@@ -8,8 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from vectormill.domain.errors import ConfigurationError, ModelError
-from vectormill.models.families import FAMILIES
-from worker.devices.detect import detect_inventory
 from worker.devices.device import (
     CPU,
     CUDA,
@@ -127,13 +125,6 @@ def test_a_replica_sees_what_its_launcher_saw_so_that_it_finds_its_device_by_the
     assert (fed["OMP_NUM_THREADS"], fed["RAYON_NUM_THREADS"]) == ("4", "16")
 
 
-def test_this_machine_has_at_least_one_device() -> None:
-    device = parse_devices("cpu", detect_inventory())[0]
-    assert device.cores
-    assert 1 <= device.num_threads <= len(device.cores)
-    assert device.memory_bytes > 1 << 28
-
-
 def everything(backend: Backend) -> bool:
     return True
 
@@ -228,14 +219,6 @@ def test_a_slow_precision_is_refused_with_the_better_choice(wanted: str, device:
         choose_precision(wanted, device)
 
 
-def test_a_misspelt_worker_setting_is_an_error_that_suggests_the_right_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("VECTORMILL_WORKER_BACKEN", "torch")
-    with pytest.raises(ConfigurationError, match="VECTORMILL_WORKER_BACKEND"):
-        load_worker_settings()
-
-
 def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VECTORMILL_WORKER_BACKEND", "openvino")
     monkeypatch.setenv("VECTORMILL_WORKER_SLOTS", "3")
@@ -314,10 +297,6 @@ def test_a_wish_that_can_be_met_is_followed() -> None:
     assert choose_attention("packed", odd, A_CPU, "fp32").reason == "requested"  # any head size on a CPU
     assert choose_attention("padded", odd, AMPERE, "bf16").value == "padded"
     assert choose_attention("padded", AttentionShape("gemma2", 64, 0), AMPERE, "bf16").reason == "requested"
-
-
-def test_no_architecture_is_both_packable_and_not() -> None:
-    assert not [family for family in FAMILIES.values() if family.positions and family.packing_obstacle]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.device import Device
 from worker.encoder import switches
 from worker.encoder.backends import load_encoder
-from worker.encoder.encoder import Choice, EncoderOrder, EncoderReport, find_changes
+from worker.encoder.encoder import EncoderOrder
 from worker.encoder.switches import (
     SWITCHES,
     Switch,
@@ -23,7 +23,6 @@ from worker.encoder.switches import (
     load_defaults,
     parse_switches,
 )
-from worker.model.switching import STEPS
 from worker.settings import load_worker_settings
 
 PROCESSOR = Device("cpu:0", "cpu", 0, (), 1, 1 << 30, frozenset({"avx512f"}))
@@ -146,16 +145,6 @@ def test_a_switch_that_is_not_of_this_model_is_off_and_no_error(
     assert (choice.is_on, choice.reason) == (False, reason)
 
 
-@WITH_SMALL_TABLE
-def test_what_a_switch_needs_is_told_in_words() -> None:
-    assert [switch.needs for switch in TABLE.values()] == [
-        "packed attention",
-        "compute capability 8.9 or higher, packed attention, meant for hidden sizes of 2,048 or more",
-        "compute capability 9.0, the package flash3, packed attention",
-        "a model shared by several devices",
-    ]
-
-
 def test_an_unknown_switch_is_refused_at_the_start_with_the_nearest_right_one() -> None:
     for name in SWITCHES:
         assert load_worker_settings(switches=name).switches == name
@@ -167,12 +156,6 @@ def test_an_unknown_switch_is_refused_at_the_start_with_the_nearest_right_one() 
         ) as error:
             load_worker_settings(switches=wrong)
         assert right in str(error.value)
-
-
-def test_the_defaults_name_known_switches_and_say_how_they_were_measured() -> None:
-    for found in load_defaults().values():
-        assert set(found.switches) <= set(SWITCHES)
-        assert found.measured
 
 
 @WITH_SMALL_TABLE
@@ -192,17 +175,6 @@ def test_defaults_that_nobody_wrote_by_measuring_are_refused(
         load_defaults(path)
     path.write_text(json.dumps({"sm_90": {"switches": ["hopper", "plain"], "measured": "today"}}))
     assert load_defaults(path) == {"sm_90": SwitchDefaults(("plain", "hopper"), "today")}
-
-
-def test_every_switch_of_the_network_can_be_turned_on() -> None:
-    assert set(STEPS) == {name for name, switch in SWITCHES.items() if not switch.is_of_ranks}
-
-
-def test_a_model_process_that_lost_a_switch_says_so() -> None:
-    choice = Choice("x", "y")
-    before = EncoderReport(choice, choice, choice, "packed", 1, 0.0, switches=("direct_flash",))
-    said = "switches changed from ('direct_flash',) to ()"
-    assert find_changes(before, replace(before, switches=())) == (said,)
 
 
 def test_a_backend_that_has_no_switches_refuses_them_by_name(tmp_path: Path) -> None:

@@ -358,11 +358,6 @@ def test_large_layers_are_replaced_joined_ones_too_and_none_is_held_twice(
     assert all(each.element_size() == 1 and each.shape == (3 * SIZE, SIZE) for each in numbers)
 
 
-def test_a_model_of_small_layers_says_so() -> None:
-    with pytest.raises(ValueError, match="no layer has a weight of 1024 by 1024 or more"):
-        scale_layers(network_of_layers(Block(64)))
-
-
 def test_what_differs_too_much_has_to_be_loaded_again_because_it_cannot_be_undone() -> None:
     network = network_of_layers(Block())
     states = random_rows(5)

@@ -62,15 +62,6 @@ def test_what_was_forgotten_reads_as_before(tmp_path: Path) -> None:
     assert np.array_equal(weights.bytes, content)
 
 
-def test_the_memory_outlives_the_name_of_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "network.bin"
-    path.write_bytes(b"weights")
-    weights = MappedWeights(path)
-    path.unlink()
-    weights.forget()
-    assert weights.bytes.tobytes() == b"weights"
-
-
 MEBIBYTE = 1 << 20
 DIM = 384
 
@@ -127,13 +118,6 @@ def test_whatever_was_read_before_every_id_gets_its_row(batches: list[list[int]]
             out = np.full((len(ids), 1, 3), np.nan, dtype=np.float32)
             assert words.read(np.array(ids).reshape(-1, 1), out=out) is out
             assert np.array_equal(out[:, 0], table[ids])
-
-
-def test_a_conversion_that_is_deleted_is_still_read(tmp_path: Path) -> None:
-    table = write_table(tmp_path / "words.bin", 10)
-    words = EmbeddingRows(tmp_path / "words.bin", DIM)
-    (tmp_path / "words.bin").unlink()
-    assert np.array_equal(words.read(np.array([[3]])), table[[[3]]])
 
 
 def test_rows_that_were_read_do_not_stay_in_memory_as_those_of_a_mapping_do(tmp_path: Path) -> None:

@@ -16,32 +16,6 @@ from worker.runner.messages import BATCHES_AHEAD, URGENT_BATCHES_AHEAD
 MOST_CORES = 128
 
 
-@pytest.mark.parametrize(
-    ("num_threads", "num_streams", "of_a_large_model"),
-    [
-        (1, 1, 1),
-        (2, 2, 2),  # a core each
-        (4, 4, 4),
-        (5, 5, 5),
-        (6, 6, 6),
-        (7, 7, 7),
-        (8, 8, 4),  # two cores each
-        (10, 10, 5),
-        (11, 11, 5),  # and one is left, which tokenizes
-        (12, 12, 4),  # three cores each
-        (13, 13, 4),
-        (16, 16, 4),
-        (18, 17, 6),  # one tokenizes
-        (32, 31, 8),  # four cores each, and no more
-        (64, 61, 16),
-        (96, 91, 24),
-    ],
-)
-def test_streams_share_the_threads(num_threads: int, num_streams: int, of_a_large_model: int) -> None:
-    assert count_streams(num_threads) == num_streams
-    assert count_streams(num_threads, is_large=True) == of_a_large_model
-
-
 def test_no_number_of_cores_leaves_many_idle_or_has_large_streams() -> None:
     for num_threads in range(1, 257):
         num_streams = count_streams(num_threads, is_large=True)
@@ -93,16 +67,3 @@ def test_a_model_s_streams_obey_its_size_and_the_memory_that_was_planned_for_it(
     # Eight times as slow, it is as large as BERT-base.
     monkeypatch.setattr("worker.openvino.streams.CORE_FLOP_PER_SECOND", 50e9 / 8)
     assert choose_streams(order, "fp32") == 16
-
-
-def test_an_odd_number_of_cores_has_no_fewer_streams_than_one_core_less() -> None:
-    for odd in (5, 7, 11, 13):
-        for is_large in (False, True):
-            assert count_streams(odd, is_large=is_large) >= count_streams(odd - 1, is_large=is_large), odd
-
-
-def test_two_batches_on_two_cores_gain_as_much_as_was_measured() -> None:
-    """Decision 0015: 7,330 tokens/s of two threads that share a batch, 8,550 of two batches."""
-    host = 0.06
-    shared, apart = (1 / (1 / predict_rate(2, streams) - host / 2) for streams in (1, 2))
-    assert apart / shared == pytest.approx(8550 / 7330, rel=0.01)

@@ -11,7 +11,7 @@ from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
 from worker.devices.described import describe_inventory
 from worker.devices.device import CPU, Inventory
 from worker.placement.model_shape import ModelShape, TensorSize
-from worker.placement.placement import Placement, PlanSettings, Replica, draw_placement
+from worker.placement.placement import Placement, PlanSettings, Replica
 from worker.placement.planner import plan_placement
 from worker.placement.replicas import DoesNotFit, MinimumNeeds, ReplicaBuilder
 from worker.placement.room import GIB, DeviceCapacity
@@ -229,24 +229,6 @@ def test_a_strategy_that_does_not_fit_is_told_of_one_that_does() -> None:
         plan("2x24GiB", "7B", "fp32", REPLICATE)
 
 
-def test_devices_that_are_alike_are_told_and_drawn_together() -> None:
-    placement = plan("8x80GiB,nvlink", "7B", "bf16")
-    assert "Each of cuda:0 to cuda:7 holds a whole replica, with room for 32,768 tokens." in placement.reasons
-    lines = draw_placement(placement).splitlines()
-    assert sum("32,768 tokens per forward pass" in line for line in lines) == 1
-    assert [line.split()[:2] for line in lines if "layers 0-31" in line] == [
-        [str(number), f"cuda:{number}"] for number in range(8)
-    ]
-
-
-def test_groups_are_told_with_the_links_between_them() -> None:
-    (_, shared) = plan("4x16GiB,nvlink-pairs", "7B", "bf16").reasons
-    assert shared.startswith(
-        "(cuda:0 and cuda:1), (cuda:2 and cuda:3) share a replica each by splitting every layer"
-    )
-    assert "over NVLink" in shared
-
-
 def test_heads_that_do_not_divide_are_refused_with_the_divisors() -> None:
     placement = plan("3x24GiB,nvlink", "7B", "fp32", TENSOR)
     assert len(placement.replicas[0].devices) == 2
@@ -272,13 +254,6 @@ def test_compressed_weights_are_cut_by_inputs_only_where_that_breaks_no_group_wi
     else:
         assert isinstance(built, DoesNotFit)
         assert refusal in built.reason
-
-
-def test_every_rejected_strategy_has_its_reason() -> None:
-    placement = plan("2x16GiB", "7B", "bf16")
-    reasons = {each.alternative: each.reason for each in placement.rejected}
-    assert "leave room for" in reasons[REPLICATE]
-    assert any(name.startswith(TENSOR) for name in reasons)
 
 
 @pytest.mark.parametrize("text", ["4x24", "GiB", "0xGiB", "4x24GiB,usb", "100x24GiB", "0x24GiB", "2x0GiB"])

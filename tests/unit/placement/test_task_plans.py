@@ -15,7 +15,7 @@ from worker.devices.described import describe_inventory
 from worker.placement.footprint import BIAS_BYTES, make_footprint
 from worker.placement.model_shape import ModelShape, read_model_shape
 from worker.placement.placement import Placement, PlanSettings, Replica
-from worker.placement.planner import make_needs, plan_placement
+from worker.placement.planner import make_needs
 from worker.placement.replicas import ReplicaBuilder
 from worker.placement.room import GIB, DeviceCapacity
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR
@@ -69,17 +69,6 @@ def test_an_extraction_says_what_it_cannot_be() -> None:
         plan(REX, strategy=TENSOR)
     with pytest.raises(ModelError, match="only fp32 and bf16, not int8"):
         plan(REX, precision="int8")
-
-
-def test_ways_out_name_no_precision_that_an_extraction_has_not() -> None:
-    shape = read_model_shape(read_card(REX))
-    settings = PlanSettings("fp32", 512, precisions=("fp32", "bf16"))
-    big = replace(shape, tensors=tuple(replace(each, shape=(1 << 13, 1 << 13)) for each in shape.tensors))
-    with pytest.raises(ModelDoesNotFit) as refused:
-        plan_placement(describe_inventory("1x8GiB"), big, settings)
-    assert "int8" not in str(refused.value)
-    with pytest.raises(ModelDoesNotFit, match="--precision int8"):
-        plan_placement(describe_inventory("1x8GiB"), big, replace(settings, precisions=("fp32", "int8")))
 
 
 def build(shape: ModelShape, strategy: str) -> Replica:

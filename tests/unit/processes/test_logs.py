@@ -74,16 +74,6 @@ def test_what_is_known_of_the_work_stands_in_every_line_of_it_and_in_no_other(
     ]
 
 
-def test_an_exception_is_a_field_of_its_line(logger: logging.Logger, stream: io.StringIO) -> None:
-    try:
-        raise ValueError("so it is")
-    except ValueError:
-        logger.exception("It failed")
-    (line,) = read_lines(stream)
-    assert line["message"] == "It failed"
-    assert line["exception"].endswith("ValueError: so it is")
-
-
 PROGRAM = """
 import logging, warnings
 from vectormill.processes.logs import begin_logging, reform_handlers
@@ -119,12 +109,6 @@ def test_whatever_a_process_says_is_json_down_to_the_error_that_ends_it() -> Non
     )  # fmt: skip
     assert "old" in warning["message"]
     assert (end["level"], end["exception"].splitlines()[-1]) == ("CRITICAL", "RuntimeError: the end")
-
-
-def test_text_is_left_to_those_who_write_it() -> None:
-    lines = run("text")
-    assert lines[0] == "a library speaks"
-    assert lines[-1] == "RuntimeError: the end"
 
 
 def test_a_log_is_made_with_its_directory_for_its_owner_only(tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ from vectormill.broker.queries import (
     read_query,
     read_spec,
     write_message,
-    write_pulse,
     write_spec,
 )
 from vectormill.models.registry import Registry
@@ -72,10 +71,6 @@ def test_what_is_no_message_is_refused() -> None:
 def test_a_message_of_a_later_release_may_have_more() -> None:
     longer = b"\x01" + bytes([write_message(QUERY)[1] + 1]) + write_message(QUERY)[2:] + b"\xa3new"
     assert read_query(longer) == QUERY
-
-
-def test_a_pulse_names_what_is_in_hand() -> None:
-    assert read_pulse(write_pulse({b"a", b"b"})) == {b"a", b"b"}
 
 
 def test_workers_with_another_model_share_no_queue() -> None:

@@ -201,7 +201,3 @@ def test_without_a_control_group_those_of_the_machine_are(tmp_path: Path) -> Non
     machine = tmp_path / "vmstat"
     machine.write_text("nr_free_pages 1\noom_kill 3\n")
     assert count_kernel_kills(tmp_path, tmp_path / "missing", machine) == 3
-
-
-def test_where_nobody_counts_nothing_is_known(tmp_path: Path) -> None:
-    assert count_kernel_kills(tmp_path, tmp_path / "missing", tmp_path / "missing") is None

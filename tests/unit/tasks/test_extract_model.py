@@ -43,10 +43,9 @@ from worker.encoder.choice import choose_extraction_precision
 from worker.encoder.encoder import EncoderOrder
 from worker.encoder.padding import pad_batch
 from worker.tasks.extract.extraction import Extraction
-from worker.tasks.extract.model import network
-from worker.tasks.extract.model.config import DebertaConfig, parse_config, read_config, tabulate_distances
+from worker.tasks.extract.model.config import parse_config, read_config, tabulate_distances
 from worker.tasks.extract.model.head import find_places, find_wanted, pad_inputs
-from worker.tasks.extract.model.network import Convolution, RexNetwork, load_network
+from worker.tasks.extract.model.network import RexNetwork, load_network
 from worker.tasks.extract.prompts import PromptTokenizer, Window
 from worker.tasks.extract.records import (
     NonFiniteLogits,
@@ -152,59 +151,7 @@ def test_signs_of_long_texts_are_the_references_wherever_they_are_certain() -> N
 # What others do, and what stock code does: each is seen by the same comparison that the network passes.
 
 
-def rotate_by_place(self: RexNetwork, states: Tensor, position_ids: Tensor) -> Tensor:
-    positions = torch.arange(position_ids.shape[1]).expand_as(position_ids)
-    return ROTATE(self, states, positions)
-
-
-def index_by_place(self: RexNetwork, position_ids: Tensor) -> tuple[Tensor, slice]:
-    return INDEX(self, torch.arange(position_ids.shape[1]).expand_as(position_ids))
-
-
-def convolve_padding(self: Convolution, embedded: Tensor, states: Tensor, is_token: Tensor) -> Tensor:
-    """Padding of all sequences comes from the embedding of id 0, as a model reads it that does not know of it."""
-    found = self.conv(embedded.transpose(1, 2)).transpose(1, 2) * is_token
-    convolved: Tensor = self.LayerNorm(states + self.activation(found)) * is_token
-    return convolved
-
-
-def round_all_distances(config: DebertaConfig) -> DebertaConfig:
-    return replace(config, max_relative_positions=config.max_position_embeddings)
-
-
 ROTATE, INDEX = RexNetwork._rotate, RexNetwork._index_distances
-
-
-def see_all(groups: Tensor) -> Tensor:
-    return torch.ones(*groups.shape, groups.shape[1], dtype=torch.bool)
-
-
-@pytest.mark.parametrize(
-    ("models", "owner", "name", "fault"),
-    [
-        (MODELS, RexNetwork, "_rotate", rotate_by_place),  # rotary by index
-        (MODELS, RexNetwork, "_index_distances", index_by_place),  # relative positions by index
-        (MODELS, network, "_see", see_all),  # a mask of padding alone
-        (("model",), Convolution, "forward", convolve_padding),  # the convolution sees padding
-    ],
-)
-def test_what_stock_code_does_is_noticed(
-    models: tuple[str, ...],
-    owner: object,
-    name: str,
-    fault: Callable[..., Tensor],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(owner, name, fault)
-    for model in models:
-        assert find_errors(load(model), model, size=3, longest=SHORT)[0] > 0.05
-
-
-def test_logarithmic_distances_although_there_are_none_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only texts with distances beyond half the buckets show it, 128."""
-    monkeypatch.setattr(network, "read_config", lambda path: round_all_distances(read_config(path)))
-    faulty = load_network(GOLDEN / "model", torch.float32, CPU)
-    assert find_errors(faulty, "model", size=1)[0] > 0.05
 
 
 def test_heads_that_take_turns_compute_the_same() -> None:
@@ -521,13 +468,6 @@ def test_type_tokens_in_a_text_ask_nothing() -> None:
     cells = read_cells(read_head(batch, logits).row(0))
     in_hint = {int(row) for row, column, _, _ in cells if row < windows[0].num_hint_tokens}
     assert in_hint == set(windows[0].hint.type_places.tolist())
-
-
-def test_minus_one_means_no_logarithm_of_distances() -> None:
-    """256 buckets, and the distances up to there as they are."""
-    table = tabulate_distances(read_config(GOLDEN / "model"), 512)
-    assert table[512 - 256 : 512 + 256].tolist() == list(range(512))
-    assert (table[0], table[-1]) == (0, 511)
 
 
 def test_a_missing_tokenizer_file_is_said_with_how_to_write_it(model: Path) -> None:

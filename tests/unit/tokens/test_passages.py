@@ -138,12 +138,6 @@ def test_a_window_that_has_too_little_room_for_new_tokens_fails_the_text(
     assert message in failure.detail
 
 
-def test_a_quarter_of_a_window_is_room_enough_for_new_tokens() -> None:
-    passaged = cut_passages(tokenized([CLS, *range(1, 40), SEP]), frame(8, 4))
-    assert not passaged.sequences.failures
-    assert passaged.num_passages.tolist() == [18]
-
-
 def test_the_number_of_passages_of_a_text_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passages_module, "MAX_PASSAGES", 3)
     exactly = [CLS, *range(1, 11), SEP]  # room 4, overlap 1: 4 + 3 + 3

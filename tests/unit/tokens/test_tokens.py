@@ -148,11 +148,6 @@ def test_two_threads_tokenize_much_at_a_time_and_who_has_little_never_waits(
     assert slow.entered.acquire(timeout=0), "the others came afterwards"
 
 
-def test_a_prompt_is_counted_with_the_leading_special_tokens_only() -> None:
-    assert TOKENIZER.count_prompt_tokens("") == 0
-    assert TOKENIZER.count_prompt_tokens("query: ") == 3  # [CLS] query :
-
-
 def test_lower_case_is_added_where_the_tokenizer_has_none_of_its_own(tmp_path: Path) -> None:
     assert MODEL is not None
     description = json.loads((MODEL / "tokenizer.json").read_text())

@@ -143,16 +143,6 @@ def test_any_rows_survive_column_and_block(kind: VectorType, vectors: np.ndarray
     assert np.array_equal(kept, rows)
 
 
-def test_a_block_of_float32_is_what_the_first_release_wrote() -> None:
-    kind = VECTOR_TYPE_BY_NAME["float32"]
-    vectors = VECTORS.copy()
-    vectors[1] = np.nan
-    rows, present = read_block(vectors.astype("<f4").tobytes(), kind, 6, DIMENSIONS)
-    assert present.tolist() == [True, False, True, True, True, True]
-    assert np.array_equal(rows, vectors, equal_nan=True)
-    assert pack_block(vectors, present, kind) == vectors.astype("<f4").tobytes()
-
-
 SAMPLE = np.random.default_rng(1).standard_normal((300, 40), dtype=np.float32) / np.float32(6)
 # A tenth of these lie outside the ranges of the sample.
 CODED = np.random.default_rng(2).standard_normal((500, 40), dtype=np.float32) / np.float32(4)

@@ -102,11 +102,3 @@ def test_what_is_held_is_renewed_after_a_quarter_of_its_lease_and_not_before() -
 
 def test_the_back_off_doubles_to_a_minute() -> None:
     assert [back_off(attempt) for attempt in (1, 2, 5, 6, 10_000)] == [2, 4, 32, 60, 60]
-
-
-def test_a_statement_that_takes_part_asks_for_states_lease_and_lock() -> None:
-    claim = str(WORK.compose_claim("SELECT id FROM vectormill.things AS thing WHERE {claimable} {lock}"))
-    assert "thing.state IN ('new', 'open')" in claim
-    assert "WHEN 'new' THEN 'open'" in claim
-    assert "FOR NO KEY UPDATE OF thing SKIP LOCKED" in claim
-    assert "state IN ('new', 'open')" in str(WORK.compose_revocation("state = 'done'", where="{open}"))

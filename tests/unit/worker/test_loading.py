@@ -1,12 +1,10 @@
 """How far a model is loaded: counted where it is read, shown on a terminal and in a log."""
 
-import io
 import logging
 from collections.abc import Callable
 
 import pytest
 import torch
-from rich.console import Console
 
 from vectormill.models.families import find_layout
 from vectormill.models.registry import DEFAULT_MODEL, Registry
@@ -42,18 +40,10 @@ def test_loading_is_told_tensor_by_tensor_up_to_the_last_byte(
     assert 0.9 * count_weight_bytes(CARD) < total <= count_weight_bytes(CARD)
 
 
-def test_a_terminal_shows_a_bar_and_a_log_a_line_now_and_then(
+def test_a_log_tells_every_few_seconds_what_was_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    terminal = io.StringIO()
-    drawn = LoadingDisplay("my-7b", Console(file=terminal, force_terminal=True, width=100))
-    drawn.show(3_200_000_000, 13_200_000_000)
-    drawn.close()
-    assert "loading my-7b" in terminal.getvalue()
-    assert "3.2/13.2 GB" in terminal.getvalue()
-    assert not caplog.messages
-
     now = [0.0]
     monkeypatch.setattr("worker.loading.time.monotonic", lambda: now[0])
     logged = LoadingDisplay("my-7b")

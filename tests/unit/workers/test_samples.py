@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vectormill.workers.samples import MOST_SAMPLES, Sample, read_samples, round_to_digits, write_samples
+from vectormill.workers.samples import MOST_SAMPLES, Sample, read_samples, write_samples
 
 
 def test_what_is_written_is_read_to_the_digits_that_a_chart_shows() -> None:
@@ -41,10 +41,3 @@ def test_samples_of_the_largest_machine_take_less_than_a_kilobyte_and_a_half() -
     # Compressed, and with what reports had before, that is two rows of TOAST as before: decision 0038.
     most = [Sample(600.0 - 10 * number, 98_765_432.1, 192_000, 100) for number in range(MOST_SAMPLES)]
     assert len(json.dumps(write_samples(most))) < 1536
-
-
-@pytest.mark.parametrize(
-    ("number", "rounded"), [(0, 0), (999, 999), (1234.5, 1230), (99_960, 100_000), (7.4, 7)]
-)
-def test_three_digits_are_kept(number: float, rounded: int) -> None:
-    assert round_to_digits(number) == rounded

@@ -17,33 +17,6 @@ SCHEDULE = Schedule(
 ALIVE = {SCHEDULER, INDEXER}
 
 
-def test_numbers_and_times_are_told_with_as_many_digits_as_matter() -> None:
-    for seconds, told in (
-        (None, "–"), (0, "0 s"), (0.25, "0.2 s"), (59.4, "59 s"), (60, "1 min 00 s"), (3599, "59 min 59 s"),
-        (3600, "1 h 00 min"), (90_061, "1 d 1 h"),
-    ):  # fmt: skip
-        assert words.tell_duration(seconds) == told
-    for share, told in (
-        (None, "–"), (0, "0 %"), (0.004, "0.4 %"), (0.42, "42 %"), (0.9999, "99 %"), (1, "100 %"),
-    ):  # fmt: skip
-        assert words.tell_share(share) == told
-    for ago, told in (
-        (0, "0 s ago"), (59, "59 s ago"), (60, "1 min ago"), (7300, "2 h ago"), (90_000, "1 d ago"),
-    ):  # fmt: skip
-        assert words.tell_ago(NOW - timedelta(seconds=ago), NOW) == told
-    for size, told in (
-        (0, "0 B"), (1023, "1,023 B"), (1536, "1.5 KiB"), (230 << 20, "230 MiB"), (4.2 * (1 << 30), "4.2 GiB"),
-        (3 << 40, "3.0 TiB"),
-    ):  # fmt: skip
-        assert words.tell_bytes(size) == told
-    assert words.tell_count(12345) == "12,345"
-    assert (words.tell_rate(0), words.tell_rate(0.254), words.tell_rate(1234.5)) == ("–", "0.25", "1,234")
-    assert words.format_moment(NOW) == "2026-11-23 12:00:00 UTC"
-    assert words.tell_about(3721) == "4,000"
-    assert words.tell_query({"state": "failed", "after": None}) == "state=failed"
-    assert len(words.tell_excerpt("x" * 1000)) == words.MOST_SHOWN_CHARS
-
-
 def test_a_command_in_a_sentence_is_set_as_one_and_nothing_in_it_is_markup() -> None:
     assert words.tell_sentence("run `a <b>` & go") == "run <code>a &lt;b&gt;</code> &amp; go"
     assert words.tell_sentence("<script>") == "&lt;script&gt;"
