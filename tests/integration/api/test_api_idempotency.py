@@ -305,9 +305,3 @@ def test_the_secret_of_a_webhook_that_was_rotated_is_not_shown_for_the_key_that_
     answer = post(api, made)
     assert "whsec_" not in answer.text
     assert_problem(answer, 409, "conflict", "rotated")
-
-
-def test_a_key_that_no_header_can_hold_is_refused(api: httpx.Client) -> None:
-    for made in CASES.values():
-        answer = post(api, made, headers={"Idempotency-Key": "k" * 256})
-        assert_problem(answer, made.refusal, "invalid-request", "1 to 255 visible ASCII characters")

@@ -1,6 +1,5 @@
 """Jobs over HTTP: found, listed, followed, cancelled, retried and deleted."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -25,8 +24,6 @@ from tests.api_server import (
     serving,
     submit,
 )
-from vectormill.client import AsyncClient, Client
-from vectormill.db.session import make_engine
 from vectormill.keys import keyring
 from vectormill.operation import CONFIRMATION
 from vectormill.operations import OPERATIONS
@@ -241,25 +238,6 @@ def test_a_stream_of_progress_tells_when_a_job_waits_for_something_else(
     assert (last["id"], last["state"], last["num_done"]) == (job["id"], "completed", 2)
 
 
-def test_our_own_clients_follow_a_job_to_its_end(client: httpx.Client, engine: Engine) -> None:
-    url = str(client.base_url)
-
-    async def follow(job_id: str) -> list[str]:
-        async with AsyncClient(url) as ours:
-            assert (await ours.readiness())["postgres"]
-            return [state["state"] async for state in ours.events(job_id)]
-
-    job = submit(client, ITEMS)
-    with Client(url) as ours:
-        states = []
-        for state in ours.events(job["id"]):
-            states.append(state["state"])
-            encode_waiting(engine)
-        assert ours.readiness()["postgres"]
-    assert (states[0], states[-1]) == ("queued", "completed")
-    assert asyncio.run(follow(job["id"])) == ["completed"]
-
-
 def test_a_stream_of_progress_ends_when_the_server_is_told_to_stop(engine: Engine) -> None:
     with httpx.Client(trust_env=False, timeout=30) as client, ExitStack() as server:
         url = server.enter_context(serving(create_app(Settings(), engine), patience_seconds=None))
@@ -270,18 +248,6 @@ def test_a_stream_of_progress_ends_when_the_server_is_told_to_stop(engine: Engin
             assert next(line for line in received if line.startswith("event")) == "event: progress"
             server.close()  # returns when no request is left: it would wait for ever for one that goes on
             assert not any(line.startswith("event") for line in received)
-
-
-def test_without_postgres_the_answer_is_to_come_again() -> None:
-    engine = make_engine("postgresql://nobody@127.0.0.1:1/nothing", application_name="test")
-    with (
-        serving(create_app(Settings(), engine)) as url,
-        httpx.Client(base_url=url, trust_env=False) as client,
-    ):
-        for answer in (client.post("/v1/jobs", json={"items": ITEMS}), client.get("/v1/jobs")):
-            assert_problem(answer, 503, "database-unavailable")
-            assert answer.headers["retry-after"]
-    engine.dispose()
 
 
 def test_a_small_job_costs_one_hop_to_a_thread_and_two_transactions(

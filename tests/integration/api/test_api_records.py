@@ -73,17 +73,6 @@ def test_records_are_those_of_the_reference_in_every_format(
     assert [(error["key"], error["code"]) for error in errors] == [("blank", "empty_text")]
 
 
-def test_a_schema_that_cannot_be_is_refused_with_its_place(client: httpx.Client) -> None:
-    for schema, said in (
-        ({"a": {" b": None}}, "schema.a. b"),
-        ({"a": 3}, "schema.a"),
-        ({}, "must name at least one type"),
-    ):
-        answer = submit(client, ITEMS, extract_schema=json.dumps(schema))
-        assert_problem(answer, 422, "invalid-option", said)
-    assert_problem(submit(client, ITEMS), 422, "invalid-option", "requires a schema")
-
-
 def test_records_are_kept_in_a_collection_by_type_and_told_by_sql_items_and_exports(
     client: httpx.Client, engine: Engine, model: EncodingEngine
 ) -> None:

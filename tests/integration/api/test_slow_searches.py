@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 from sqlalchemy import Engine, event, text
 
-from api.app import POOL_OVERFLOW, POOL_SIZE
 from api.search_pool import SEARCH_CONNECTIONS, SearchPool
 from tests.api_server import ITEMS, api_client, assert_problem, encode_waiting, many, submit
 from tests.protocol import vector_of
@@ -143,7 +142,3 @@ def test_what_cheap_searches_take_is_learned_and_more_of_them_are_run_together(e
     assert num_slow >= SEARCH_CONNECTIONS  # a share for each connection
     assert num_fast == 1
     assert pool.seconds_each[generation.id] < 10
-
-
-def test_an_api_process_has_ten_connections_at_the_most() -> None:
-    assert POOL_SIZE + POOL_OVERFLOW + SEARCH_CONNECTIONS == 10

@@ -17,7 +17,6 @@ from vectormill.jobs.item import CRASHED_WORKER, EMPTY_TEXT, ENCODING_FAILED, It
 from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, retry_job
 from vectormill.jobs.truncations import list_truncated_items
 from vectormill.workers.workers import list_workers
-from worker.app import is_low
 from worker.chunk.chunk_encoder import ChunkEncoder
 from worker.chunk.ledger import ChunkLedger
 from worker.engine.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
@@ -297,9 +296,3 @@ def test_a_chunk_that_leaves_is_told_when_it_is_held_no_more(engine: Engine) -> 
         for dispatch in [*dispatches, dispatches[0]]:  # the last message is a duplicate
             encoder.encode_chunk(dispatch.chunk_id)
     assert held == [0, 0]
-
-
-def test_a_worker_is_low_before_it_is_idle() -> None:
-    assert is_low(0, 1000)
-    assert is_low(500, 1000)
-    assert not is_low(501, 1000)

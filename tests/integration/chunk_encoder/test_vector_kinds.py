@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 
 from tests.api_server import SMALL, api_client, assert_problem, encode_waiting, many, submit
 from tests.obedient_engine import ObedientEngine, encoding_chunks
-from tests.protocol import SPEC, claim, complete, dispatch_all, make_items, vector_of
+from tests.protocol import SPEC, dispatch_all, make_items, vector_of
 from tests.protocol import submit as submit_directly
 from vectormill.collections.generation_tables import find_ranges, keep_ranges
 from vectormill.domain.encoding import VECTOR_TYPES
@@ -33,11 +33,7 @@ ITEMS = [*many(5), {"key": "blank", "text": " "}, *[{"key": f"x{n}", "text": f"m
 GOOD = [item for item in ITEMS if item["key"] != "blank"]
 VECTORS = np.stack([vector_of(item["text"].encode()) for item in GOOD])
 RANGES = Ranges(np.full(8, -0.7, dtype=np.float32), np.linspace(0.5, 0.9, 8, dtype=np.float32))
-# Each in a collection, and three of the job alone.
-TYPES_AND_PLACES = [
-    *((name, "docs") for name in VECTOR_TYPES),
-    *((name, None) for name in ("float32", "float16", "binary")),
-]
+TYPES_AND_PLACES = [(name, place) for name in VECTOR_TYPES for place in ("docs", None)]
 
 
 @pytest.fixture
@@ -114,11 +110,6 @@ def test_a_collection_of_a_type_takes_no_job_of_another(
     assert unnamed.status_code == (202 if vector_type == "float16" else 409)
 
 
-def test_an_unknown_type_is_refused_with_the_names_that_exist(client: httpx.Client) -> None:
-    body = {"items": many(1), "options": options("float8")}
-    assert_problem(client.post("/v1/jobs", json=body), 422, "invalid-request", "vector_type", "float8")
-
-
 class CountingEngine(ObedientEngine):
     """Vectors that tell their text; counts the requests."""
 
@@ -178,39 +169,3 @@ def test_a_worker_calibrates_before_its_first_chunk_of_codes_and_never_again(eng
     assert ranges is not None
     expected = quantize(np.stack([vector_of(item.text) for item in make_items(6)]), ranges)
     assert np.array_equal(read_all(engine, job)[0], expected)
-
-
-def test_a_text_has_the_same_codes_in_every_job_and_whatever_its_chunk(engine: Engine) -> None:
-    spec = replace(SPEC, vector_type="int8")
-    with engine.begin() as connection:
-        keep_ranges(connection, spec, RANGES)
-    jobs = [
-        submit_directly(engine, items, spec=spec, collection=place, chunk_max_items=size)
-        for items, place, size in (
-            (make_items(6), None, 2),
-            (make_items(6)[::-1], "docs", 4),
-            (make_items(6)[::-1], "more", 6),
-        )
-    ]
-    dispatch_all(engine)
-    for job in jobs:
-        run_job(engine, job)
-    codes = [read_all(engine, job)[0] for job in jobs]
-    assert np.array_equal(codes[0], codes[1][::-1])
-    assert np.array_equal(codes[0], codes[2][::-1])
-    assert np.array_equal(codes[0], quantize(np.stack([vector_of(i.text) for i in make_items(6)]), RANGES))
-
-
-def run_job(engine: Engine, job: Job) -> None:
-    with engine.connect() as connection:
-        chunk_ids = (
-            connection.execute(
-                text("SELECT id FROM vectormill.chunks WHERE job_id = :id ORDER BY id DESC"), {"id": job.id}
-            )
-            .scalars()
-            .all()
-        )
-    for chunk_id in chunk_ids:
-        claimed = claim(engine, chunk_id)
-        assert claimed is not None
-        complete(engine, claimed)

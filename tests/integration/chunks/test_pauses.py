@@ -7,12 +7,12 @@ from sqlalchemy import Engine, text
 
 from tests.protocol import claim, claim_next, complete, dispatch_all, make_items, submit
 from vectormill.domain.errors import WrongJobState
-from vectormill.jobs.chunks import release_chunk, renew_leases
+from vectormill.jobs.chunks import renew_leases
 from vectormill.jobs.dispatch import list_demands
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import cancel_job, find_job, pause_job, resume_job, retry_job
-from vectormill.jobs.rescue import recall_paused_chunks, rescue_expired_chunks
+from vectormill.jobs.rescue import recall_paused_chunks
 
 FAILURE = ItemFailure(EMPTY_TEXT, "empty")
 
@@ -90,20 +90,6 @@ def test_a_job_whose_last_chunk_is_finished_while_it_is_paused_has_ended(
     for wish in (pause, resume):
         with pytest.raises(WrongJobState, match=f"The job is {state}"):
             wish(engine, job.id)
-
-
-def test_a_chunk_that_comes_back_while_its_job_is_paused_waits_for_the_resumption(engine: Engine) -> None:
-    job = submit(engine, make_items(8))
-    returned = claim_next(engine)
-    lost = claim_next(engine, lease_seconds=-1)
-    pause(engine, job.id)
-    with engine.begin() as connection:
-        release_chunk(connection, returned, "stopping", is_counted=False)
-        assert rescue_expired_chunks(connection) == 1
-    assert lost.chunk_id != returned.chunk_id
-    assert dispatch_all(engine) == []
-    resume(engine, job.id)
-    assert returned.chunk_id in [dispatch.chunk_id for dispatch in dispatch_all(engine)]
 
 
 def test_a_dispatch_that_ends_after_the_pause_is_recalled(engine: Engine) -> None:

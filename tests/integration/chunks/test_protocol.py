@@ -26,13 +26,12 @@ from vectormill.domain.errors import (
     LeaseLost,
     WrongJobState,
 )
-from vectormill.jobs.chunks import claim_chunk, release_chunk, renew_leases
+from vectormill.jobs.chunks import claim_chunk, renew_leases
 from vectormill.jobs.completion import cancel_chunk
 from vectormill.jobs.export import read_job_records, read_vectors
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
 from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, list_jobs, retry_job
 from vectormill.jobs.rescue import (
-    end_cancelled_jobs,
     rescue_expired_chunks,
     rescue_unclaimed_chunks,
 )
@@ -189,16 +188,6 @@ def test_cancelling_ends_waiting_chunks_now_and_leased_ones_when_their_worker_he
     assert job_of(engine, job.id).state == "cancelled"
     with engine.begin() as connection:
         assert cancel_job(connection, job.id).state == "cancelled"
-
-
-def test_a_chunk_handed_back_while_its_job_is_cancelled_does_not_keep_the_job_open(engine: Engine) -> None:
-    job = submit(engine, make_items(4))
-    held = claim_next(engine)
-    with engine.begin() as connection:
-        cancel_job(connection, job.id)
-        assert release_chunk(connection, held, "stopping", is_counted=False)
-        assert end_cancelled_jobs(connection) == 1
-    assert job_of(engine, job.id).state == "cancelled"
 
 
 @pytest.mark.parametrize("count", [4, 4 * 8 * 3])  # in one transaction, and in parts

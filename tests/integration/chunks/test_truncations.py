@@ -68,14 +68,6 @@ def test_a_page_reads_a_bounded_number_of_payloads(engine: Engine, monkeypatch: 
     assert list_keys(engine, job) == [["k1", "k5"], ["k9"], ["k13"], ["k17"]]
 
 
-def test_a_job_in_which_nothing_was_cut_lists_nothing(engine: Engine) -> None:
-    job = submit(engine, make_items(3, set()))
-    encode_all(engine, job)
-    assert list_keys(engine, job) == [[]]
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT count(*) FROM vectormill.chunk_truncations")).scalar_one() == 0
-
-
 def test_a_retry_adds_what_it_cuts_to_what_was_cut_before(engine: Engine) -> None:
     job = submit(engine, make_items(4, {0, 2}))
     ended = encode_all(engine, job, {2: FAILED})

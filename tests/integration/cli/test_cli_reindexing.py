@@ -4,7 +4,7 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from vectormill.cli.reindexing_demo import CHANGES, Round, change_table, count_rows, make_table, print_rounds
+from vectormill.cli.reindexing_demo import CHANGES, change_table, count_rows, make_table
 from vectormill.corpus import Docstring
 
 DOCSTRINGS = [Docstring(f"module{number % 7}.f{number}", f"Text {number}.") for number in range(4000)] + [
@@ -34,29 +34,3 @@ def test_the_demo_changes_a_hundredth_of_its_table_in_every_way_there_is(
     assert min(changes.values()) > 0
     assert 0.005 < sum(changes.values()) / len(DOCSTRINGS) < 0.02
     assert count_rows(connection, "library") == len(DOCSTRINGS) + changes["new"] - changes["deleted"]
-
-
-def test_the_demo_shows_its_runs_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    counts = {
-        f"num_{name}": 0
-        for name in ("unchanged", "new", "changed", "metadata_only", "moved", "deleted", "failed")
-    }
-    first = {
-        "counts": counts | {"num_new": 8000},
-        "created_at": "2026-01-01T00:00:00Z",
-        "finished_at": "2026-01-01T00:00:40Z",
-    }
-    second = {
-        "counts": counts | {"num_unchanged": 7900},
-        "created_at": "2026-01-01T00:00:00Z",
-        "finished_at": "2026-01-01T00:00:01Z",
-    }
-    print_rounds(
-        [Round("first run", first, 8000), Round("after the changes", second, 8001)],
-        [{"score": 0.5, "key": "a", "metadata": {"depth": 2}}],
-    )
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "rows of the table 8,000 8,001" in lines
-    assert "unchanged 0 7,900" in lines
-    assert "of the first run 100.0% 2.5%" in lines
-    assert "0.500 a depth 2" in lines

@@ -6,9 +6,7 @@ import httpx
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.api_server import api_client, assert_problem, encode_waiting, many, submit
-from vectormill.cli.app import main
-from vectormill.client import Client
+from tests.api_server import api_client, encode_waiting, many, submit
 
 
 @pytest.fixture
@@ -76,31 +74,3 @@ def test_an_index_is_on_the_page_with_its_state_and_bytes(api: httpx.Client, eng
     (index,) = [index for index in generation["indexes"] if index["method"] == "hnsw"]
     assert (index["name"], index["state"]) == ("mine", "ready")
     assert 0 < index["num_bytes"] <= generation["index_bytes"]
-
-
-def test_what_is_no_collection_has_no_page(api: httpx.Client) -> None:
-    for name in ("other", "No-Name", "a%00b"):
-        assert_problem(api.get(f"/v1/collections/{name}"), 404, "collection-not-found")
-
-
-def test_a_person_reads_the_page_of_a_collection(
-    api: httpx.Client, capsys: pytest.CaptureFixture[str]
-) -> None:
-    url = str(api.base_url)
-    main_exits("collections", "show", "docs", "--exact", "--api-url", url)
-    page = capsys.readouterr().out
-    assert "docs" in page
-    assert "300" in page
-    assert "never" in page
-    assert "every row" in page
-    main_exits("collections", "list", "--api-url", url)
-    assert "\ndocs\tvectors\tall-MiniLM-L6-v2\t" in capsys.readouterr().out
-    with Client(url) as client:
-        assert [collection["name"] for collection in client.collections()] == ["docs"]
-        assert client.collection("docs")["dimensions"] == 8
-
-
-def main_exits(*arguments: str) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    assert not end.value.code

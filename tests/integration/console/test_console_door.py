@@ -199,11 +199,6 @@ def test_nothing_is_pressed_without_the_token_of_the_own_page(client: httpx.Clie
         assert other.post(path, headers=find_token(page)).status_code == 403
 
 
-def test_pages_come_under_no_foreign_name(client: httpx.Client) -> None:
-    for path in ("/console/queue", "/console/login", "/console/static/x/console.css"):
-        assert_problem(client.get(path, headers={"Host": "evil.example"}), 421, "unknown-host")
-
-
 def test_every_answer_tells_the_browser_what_it_may_not_do(client: httpx.Client) -> None:
     css = re.findall(r'href="(/console/static/[^"]+console.css)"', client.get("/console/queue").text)[0]
     for path in ("/console/queue", "/console/nothing", "/console/openapi.json", css):

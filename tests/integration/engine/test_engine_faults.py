@@ -30,7 +30,6 @@ from vectormill.jobs.item import (
     NON_FINITE_VECTOR,
 )
 from vectormill.jobs.waiting import ServingWorker
-from vectormill.models.registry import DEFAULT_MODEL
 from worker.engine.engine import Engine
 from worker.engine.request import EncodingCancelled, EngineStopped, RunnerDied
 
@@ -57,16 +56,6 @@ def test_a_text_fails_when_one_of_its_passages_does_and_its_neighbours_do_not(en
     assert not result.truncated.any()
     assert np.array_equal(result.vectors[2], encode(engine, [long], spec=spec).vectors[0])
     assert np.array_equal(result.vectors[0], encode(engine, ["fine"]).vectors[0])
-
-
-def test_a_text_on_which_the_model_raises_fails_alone_and_its_neighbours_do_not(engine: Engine) -> None:
-    texts = [f"fine {i}" for i in range(40)]
-    texts[13] = texts[31] = "an error here"
-    result = encode(engine, texts)
-    assert sorted(result.failures) == [13, 31]
-    assert result.failures[13].code == ENCODING_FAILED
-    assert "a sequence the model cannot take" in result.failures[13].detail
-    assert np.flatnonzero(~result.vectors.any(axis=1)).tolist() == [13, 31]
 
 
 @pytest.mark.parametrize(("text", "status"), [("crash now", 7), ("the device is lost", 3)])
@@ -225,11 +214,3 @@ def test_a_spec_of_another_model_or_revision_is_refused_and_the_report_shows_it_
             encode(engine, ["fine"], spec=other)
     with pytest.raises(ModelError, match=r"task is extract, but .* supports only embed, score"):
         encode(engine, ["fine"], spec=replace(SPEC, task="extract"))
-
-
-def test_the_report_says_what_runs_and_why(engine: Engine) -> None:
-    encode(engine, ["one", "two words"])
-    report = engine.report()
-    assert report["backend"] == {"value": "fake", "reason": "for tests"}
-    assert (report["model"], report["state"], report["max_batch_tokens"]) == (DEFAULT_MODEL, "running", 64)
-    assert set(report["stage_seconds"]) == {"tokenize", "collate", "run", "collect"}

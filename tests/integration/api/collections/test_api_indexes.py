@@ -13,10 +13,9 @@ from indexer.main import serve
 from indexer.reindexing import open_run_source
 from tests.api_server import api_client, assert_problem
 from tests.commands import run
-from tests.indexed import draw_vectors, make_collection, names_of, wish
+from tests.indexed import draw_vectors, make_collection
 from vectormill.client import Client
 from vectormill.models.registry import Registry
-from vectormill.problems import ApiError
 from vectormill.settings import Settings
 
 PATH = "/v1/collections/docs/index"
@@ -115,10 +114,3 @@ def test_the_command_shows_builds_and_waits(
     assert "completed" in shown.err
     assert run("collections", "index", "docs", *url) == 0
     assert "ready" in capsys.readouterr().out
-
-
-def test_a_refusal_of_the_api_is_the_clients_error(api: httpx.Client, engine: Engine) -> None:
-    wish(engine, index_policy="'none'")
-    with Client(str(api.base_url)) as client, pytest.raises(ApiError, match="dropped and requested"):
-        client.set_index("docs", policy="auto", drop=True)
-    assert names_of(engine, make_collection(engine, draw_vectors(1))) == []

@@ -73,12 +73,6 @@ def test_a_run_that_waits_is_cancelled_at_once_and_only_a_held_one_is_confirmed(
     assert client.run(run["id"])["finished_at"] is not None
 
 
-def test_the_limits_of_a_canary_are_options_of_the_run(client: Client) -> None:
-    limits = {"least_recall": 0.9, "least_cosine": 0.99, "canary_sample": 0, "most_failed_share": 0.5}
-    run = client.start_run("docs", "reindex", limits)
-    assert run["options"] == {"priority": 5} | limits
-
-
 def test_what_a_run_cannot_be_asked_for_is_refused(http: httpx.Client) -> None:
     cases: list[tuple[dict[str, object], int, str]] = [
         ({"options": {"max_change_share": 2}}, 422, "invalid-request"),

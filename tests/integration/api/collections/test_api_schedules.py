@@ -180,18 +180,6 @@ def test_the_command_line_makes_shows_and_deletes_a_schedule(run: Run) -> None:
     assert "no schedule 'docs'" in run("schedules", "show", "docs", code=2)
 
 
-def test_status_says_which_schedule_needs_somebody(engine: Engine, run: Run) -> None:
-    make_schedule(engine, "docs", "0 2 1 6 *")
-    assert "Schedule docs of docs: last success never; next due" in run("status")
-    make_due(engine, "docs")
-    fire_due_schedules(engine)
-    end_runs(engine, "failed", "The table is gone.")
-    said = run("status")
-    assert "failed once since its last success (never); The table is gone; next due" in said
-    make_due(engine, "docs", timedelta(hours=1))
-    assert " s: is a scheduler running?" in run("status")
-
-
 def test_a_schedule_is_made_with_its_source_in_one_command(engine: Engine, client: Client, run: Run) -> None:
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE public.articles (id bigint, body text)"))

@@ -74,13 +74,6 @@ def test_a_vector_of_any_length_finds_what_lies_in_its_direction(engine: Engine,
         assert [match["score"] for match in found] == pytest.approx(scores, abs=1e-3)
 
 
-def test_a_collection_that_is_not_there_is_not_found(client: httpx.Client) -> None:
-    cases: list[str] = ["nothing", "No-Name", "a%00b", "%ff"]
-    for name in cases:
-        answer = client.post(f"/v1/collections/{name}/search", json={"text": "a page"})
-        assert_problem(answer, 404, "collection-not-found")
-
-
 def test_searches_that_cannot_be_are_refused_with_the_reason(client: httpx.Client) -> None:
     cases = [
         ({"embedding": [1.0, 2.0]}, "invalid-option", "2 dimensions", "has 8"),
@@ -157,13 +150,3 @@ def test_collections_come_in_pages_by_name(client: httpx.Client, engine: Engine)
         after, num_pages = page["next"], num_pages + 1
     assert (found, num_pages) == (["ants", "bees", "docs", "eels"], 2)
     assert_problem(client.get("/v1/collections", params={"limit": 0}), 422, "invalid-request")
-
-
-def test_collections_are_listed_with_their_spec(client: httpx.Client) -> None:
-    (collection,) = client.get("/v1/collections").json()["data"]
-    assert (collection["name"], collection["model"], collection["dimensions"]) == (
-        "docs",
-        "all-MiniLM-L6-v2",
-        8,
-    )
-    assert collection["options"]["pooling"] == "mean"

@@ -10,7 +10,6 @@ import httpx
 import pytest
 from sqlalchemy import Engine, text
 
-from api.door.scopes import find_scope
 from tests.api_server import NDJSON, api_client, assert_problem, delete, lines, many
 from tests.commands import run
 from tests.kinds import SCORES
@@ -156,19 +155,6 @@ def test_what_opens_a_presigned_file_is_shown_to_nobody(api: httpx.Client) -> No
         assert "hunter2" not in answer.text, path
 
 
-def test_only_a_key_of_the_scope_sources_has_the_server_read_what_it_can_reach() -> None:
-    cases: list[tuple[str, str]] = [
-        ("PUT", PATH),
-        ("DELETE", PATH),
-        ("POST", PATH + "/check"),
-        ("POST", PATH + "/follow"),
-    ]
-    for method, path in cases:
-        assert find_scope(method, path) == "sources"
-        assert find_scope("GET", PATH) == "read"
-        assert find_scope("POST", "/v1/collections/docs/push") == "write"
-
-
 def read_push(engine: Engine, run: str, collection: str = "docs") -> list[Item]:
     from uuid import UUID
 
@@ -301,17 +287,6 @@ def test_the_command_line_sets_shows_checks_deletes_and_pushes(
     assert [item.key for item in read_push(engine, pushed.out.strip())] == ["k0", "k1", "k2"]
     assert run("sources", "delete", "docs") == 0
     assert run("sources", "show", "docs") == 2
-
-
-def test_a_command_that_says_no_source_or_two_is_bad_usage() -> None:
-    cases: list[tuple[str, ...]] = [
-        (),
-        ("--push", "--own-texts"),
-        ("--push", "--split", "words"),
-        ("--push", "--split", "tokens:a"),
-    ]
-    for arguments in cases:
-        assert run("sources", "set", "docs", *arguments) == 2
 
 
 @pytest.fixture
