@@ -1,5 +1,6 @@
 """Fixtures for tests of the whole system: `vectormill up` in a child process, used over HTTP."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -10,6 +11,8 @@ from tests.acceptance.parts import Parts, PartsOnLoan
 from tests.acceptance.stack import Stack, StackOnLoan
 from tests.clusters import new_directory
 from vectormill.embedded.stack import EmbeddedStack
+
+os.environ["OMP_NUM_THREADS"] = "1"  # as in tests/integration
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,6 +7,8 @@ import pytest
 
 from tests.classifiers import MAX_TOKENS, PAIRS, load_classifier, reference_logits, write_classifier
 from tests.models import TEXTS, TinyModels, read_card, reference, smallest_cosine
+from tests.reference import PROMPTED, known_vectors, packaged_reference
+from tests.reference import TEXTS as KNOWN_TEXTS
 from tests.rerankers import rank, write_cross_encoder, write_reranker
 from tests.rerankers import read_card as read_reranker
 from vectormill.domain.errors import ModelError
@@ -22,6 +24,12 @@ from worker.model import plain
 def loads_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process load several models; outside of tests each has a process of its own."""
     monkeypatch.setattr(plain, "_loaded", [])
+
+
+def test_the_stored_vectors_of_the_packaged_model_are_those_of_sentence_transformers() -> None:
+    texts = [*KNOWN_TEXTS, *PROMPTED]
+    found = packaged_reference().encode(texts, show_progress_bar=False)
+    assert np.abs(found - known_vectors(texts)).max() < 1e-4
 
 
 @pytest.mark.parametrize("library", ["transformers", "sentence-transformers"])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 from tests.models import DEVICE, TEXTS, smallest_cosine
 from tests.static_models import GOLDEN, KNOWN, write_static
@@ -61,12 +62,22 @@ def test_the_vectors_are_those_of_model2vec(name: str, tolerance: float) -> None
 
 
 def by_authors(directory: Path, texts: list[str]) -> NDArray[np.float32]:
+    """Return their vectors, by a model which they save anew as it was."""
     from sentence_transformers import SentenceTransformer
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = SentenceTransformer(str(directory), device="cpu", local_files_only=True)
         vectors: NDArray[np.float32] = model.encode(texts, show_progress_bar=False)
+        model.save(str(directory / "saved"))
+    for name in ("modules.json", "tokenizer.json"):
+        assert json.loads((directory / name).read_text()) == json.loads(
+            (directory / "saved" / name).read_text()
+        )
+    assert (
+        load_file(directory / "model.safetensors").keys()
+        == load_file(directory / "saved/model.safetensors").keys()
+    )
     return vectors
 
 

@@ -1,5 +1,6 @@
 """Fixtures on real servers. A server that cannot start fails the tests; nothing is skipped."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,6 +9,10 @@ from sqlalchemy import Engine
 
 from tests.faulty_engine import MakeEngine, making_engines
 from tests.services import connected_engine, migrated_database, running_postgres, running_valkey
+
+# Threads that meet after every tiny product take forty times the product: the reference of a certificate takes 7 s of
+# processor time with two, on cores that others use too, and 0.2 s with one. A worker sets its own number.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.environments import CLUSTERS, make_cluster_variables
-from tests.reference import packaged_reference
+from tests.reference import TEXTS as SOUND
+from tests.reference import known_vectors
 
 pytestmark = pytest.mark.slow
 
@@ -20,11 +21,6 @@ WAYS: Final = {
     "daft": {"with errors", "plain", "float16"},
     "spark": {"with errors", "plain"},
 }
-SOUND: Final = [
-    "Zwölf Boxkämpfer jagen Viktor.",
-    "def parse(date): ...",
-    *(f"A windmill of {number} sails grinds grain into flour." for number in range(60)),
-]
 # Texts that cannot be encoded, each with the code of the reason, among others.
 TEXTS: Final = [SOUND[0], None, *SOUND[1:20], "", *SOUND[20:50], "a NUL\0here", *SOUND[50:]]
 CODES: Final = ["empty_text", "empty_text", "nul_character"]
@@ -49,7 +45,7 @@ def test_a_cluster_gives_the_vectors_of_the_reference_in_order_and_reasons_for_t
     answer: dict[str, Any] = json.loads(answered.read_text(encoding="utf-8"))
     assert f"=={answer.pop('version')}" in CLUSTERS[name]
     assert answer.keys() == WAYS[name]
-    expected = packaged_reference().encode(SOUND, show_progress_bar=False)
+    expected = known_vectors()
     for way, made in answer.items():
         assert made["texts"] == TEXTS, way
         vectors = np.array([vector for vector in made["vectors"] if vector is not None])

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,14 @@ ONE = ("--precision", "fp32", "--backend", "openvino", "--strategy", "replicate"
 PADDED_AND_PACKED = ("--precision", "fp32", "--backend", "torch", "--strategy", "replicate")
 
 
+def compute_references_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute references of one model in this process: one of its own imports the library each time anew."""
+    monkeypatch.setattr(
+        "worker.certificates.measuring.ProcessPoolExecutor", lambda **_: ThreadPoolExecutor(1)
+    )
+    monkeypatch.setattr("worker.model.plain._loaded", [])
+
+
 def change(path: Path, edit: Any) -> None:
     """Edit a certificate as somebody would who writes the digest anew."""
     content = json.loads(path.read_text())
@@ -34,16 +43,22 @@ def change(path: Path, edit: Any) -> None:
     path.write_text(json.dumps({**content, "digest": digest_content(content)}))
 
 
+@pytest.fixture(autouse=True)
+def _own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VECTORMILL_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("VECTORMILL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("VECTORMILL_WORKER_THREADS", "1")  # two wait for each other longer than they compute
+
+
 # The model that the core certifies by `models add` is a transformer too.
 @pytest.mark.parametrize("is_static", [True, pytest.param(False, marks=pytest.mark.tail)])
 def test_a_certificate_holds_until_the_model_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_static: bool
 ) -> None:
-    monkeypatch.setenv("VECTORMILL_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setenv("VECTORMILL_CACHE_DIR", str(tmp_path / "cache"))
     model = tmp_path / "model"
     if is_static:
         write_static(model, normalize=True)
+        compute_references_here(monkeypatch)
     else:
         tiny = TinyModels(tmp_path / "tiny").sentence_transformer("cls+mean", dense=True, normalize=True)
         shutil.copytree(tiny, model)
@@ -67,6 +82,7 @@ def test_a_certificate_holds_until_the_model_changes(
     check_workers(
         model, path, WorkerSettings() if is_static else WorkerSettings(backend="openvino", precision="fp32")
     )
+    compute_references_here(monkeypatch)
     assert run("verify") == 0
     assert "Everything is as certified." in capfd.readouterr().err
 
@@ -100,10 +116,9 @@ def check_workers(model: Path, path: Path, settings: WorkerSettings) -> None:
 
 @pytest.mark.tail
 def test_a_classifier_is_certified_by_its_scores_and_a_bound_that_is_not_kept_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VECTORMILL_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setenv("VECTORMILL_CACHE_DIR", str(tmp_path / "cache"))
+    compute_references_here(monkeypatch)
     model = write_classifier(tmp_path / "model", "bert")
     target = tmp_path / "here.json"
     assert run("certify", str(model), *PADDED_AND_PACKED, "--to", str(target), "--json") == 0

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,8 @@ from tests.api_server import api_client
 from tests.classifiers import write_classifier
 from tests.commands import run
 from tests.gliner_models import GOLDEN as GLINER
-from tests.models import TinyModels, packaged_model
+from tests.integration.certificates.test_certify import compute_references_here
+from tests.models import packaged_model, write_transformer
 from tests.representations import write_stanford_colbert
 from tests.static_models import write_static
 from tests.unit.deployment.test_hub import COMMIT, serving_hub
@@ -33,6 +34,11 @@ from vectormill.models.suggestions import SUGGESTIONS, Suggestion, find_need
 from vectormill.settings import ModelEntry
 
 TESTS = Path(__file__).parents[2]
+# Without torch a model is registered and not loaded, which would import torch in two further processes.
+COMMAND: Final = (sys.executable, "-m", "vectormill.cli")
+WITHOUT_TORCH: Final = (
+    sys.executable, "-c", "import sys; sys.modules['torch'] = None; from vectormill.cli.app import main; main()",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +46,7 @@ def _own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VECTORMILL_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("VECTORMILL_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("VECTORMILL_WORKER_DEVICES", "cpu")
+    monkeypatch.setenv("VECTORMILL_WORKER_THREADS", "1")  # two wait for each other longer than they compute
 
 
 def read_names(tmp_path: Path) -> dict[str, dict[str, str]]:
@@ -48,22 +55,37 @@ def read_names(tmp_path: Path) -> dict[str, dict[str, str]]:
     return entries
 
 
+def run_with_hub(
+    argv: Sequence[str], home: Path, environment: Mapping[str, str], cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own, since huggingface_hub reads its environment when it is imported."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    variables = {**kept, **environment, "HF_HOME": str(home), "HF_TOKEN": "hf_secret"}
+    return subprocess.run(argv, env=variables, cwd=cwd, capture_output=True, text=True, check=False)
+
+
 def test_a_directory_is_loaded_converted_certified_and_known_to_a_running_api_until_it_is_removed(
     tmp_path: Path, engine: Engine, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny = TinyModels(tmp_path / "tiny").sentence_transformer("mean", normalize=True)
+    tiny = write_transformer(tmp_path / "tiny", "Bert")
+    compute_references_here(monkeypatch)
+    add = ("models", "add", str(tiny), "--pooling", "mean", "--max-tokens", "32", "--name")
     with api_client(engine, data_dir=tmp_path / "data") as client:
         refused = client.post("/v1/jobs", json={"model": "mine", "items": [{"key": "a", "text": "one"}]})
         assert "`vectormill models add NAME|PATH`" in refused.json()["detail"]
-        assert (
-            run("models", "add", str(tiny), "--name", "mine", "--max-tokens", "32", "--certify", "--json")
-            == 0
-        )
+        with monkeypatch.context() as strict:
+            strict.setattr("worker.certificates.measuring.find_promise", lambda *_: 1.1)
+            assert run(*add, "mine", "--certify") == 1
+        assert "below the promised 1.1" in capfd.readouterr().err
+        assert read_names(tmp_path) == {}
+        assert run(*add, "mine", "--certify", "--json") == 0
         said = capfd.readouterr()
         added = json.loads(said.out)
         assert added["report"]["backend"]["value"] == "openvino"
         assert (added["dimension"], added["max_tokens"]) == (32, 32)
-        assert read_names(tmp_path) == {"mine": {"path": str(tiny.resolve()), "max_tokens": 32}}
+        assert read_names(tmp_path) == {
+            "mine": {"path": str(tiny.resolve()), "pooling": "mean", "max_tokens": 32}
+        }
         assert "vectormill worker --model mine" in said.err
         assert len(list((tmp_path / "cache" / "openvino").glob("*/network.json"))) == 1
         assert (tmp_path / "data" / "certificates").is_dir()
@@ -75,14 +97,14 @@ def test_a_directory_is_loaded_converted_certified_and_known_to_a_running_api_un
             assert "mine\tembed\tdense\t32" in capfd.readouterr().out
         assert run("models", "add", "mine") == 0, "one that is registered is prepared again"
         for name in ("mine", "all-MiniLM-L6-v2"):
-            assert run("models", "add", str(tiny), "--name", name) == 2
+            assert run(*add, name, "--normalize") == 2
             assert "is registered already with other options or files" in capfd.readouterr().err, name
         assert read_names(tmp_path).keys() == {"mine"}
         assert run("models", "remove", "mine") == 0
         assert client.get("/v1/models/mine").status_code == 404
     assert run("models", "remove", "mine") == 2
     monkeypatch.setenv("VECTORMILL_MODELS", json.dumps({"mine": {"path": str(tiny)}}))
-    assert run("models", "add", str(tiny), "--name", "mine") == 2
+    assert run(*add, "mine") == 2
     assert "VECTORMILL_MODELS has a model 'mine'" in capfd.readouterr().err
 
 
@@ -113,16 +135,6 @@ def test_options_before_the_name_of_a_command_are_refused_and_not_ignored(
     assert "Write it after remove" in said
 
 
-def test_a_model_whose_results_differ_from_the_reference_is_not_registered(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = write_static(tmp_path / "model", normalize=True)
-    monkeypatch.setattr("worker.certificates.measuring.find_promise", lambda *_: 1.1)
-    assert run("models", "add", str(model), "--certify") == 1
-    assert "below the promised 1.1" in capfd.readouterr().err
-    assert read_names(tmp_path) == {}
-
-
 def test_models_that_cannot_run_are_refused_and_not_registered(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,29 +155,22 @@ def test_models_that_cannot_run_are_refused_and_not_registered(
 def test_a_model_of_the_hub_is_registered_at_its_commit_and_without_a_network_it_is_said_what_to_do(
     tmp_path: Path,
 ) -> None:
-    model = write_static(tmp_path / "model", normalize=True)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    argv = [sys.executable, "-m", "vectormill.cli", "models", "add"]
-
     def add(
-        environment: dict[str, str], *arguments: str, model: str = "some-org/some-model"
+        environment: Mapping[str, str], *arguments: str, model: str = "some-org/some-model"
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*argv, model, *arguments],
-            env={**kept, **environment, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_secret"},
-            capture_output=True,
-            text=True,
-            check=False,
+        return run_with_hub(
+            [*WITHOUT_TORCH, "models", "add", model, *arguments], tmp_path / "home", environment
         )
 
     offline = add({"HF_ENDPOINT": "http://127.0.0.1:1"})
     assert offline.returncode == 2
     assert "copy the model's directory here and run `vectormill models add PATH`" in offline.stderr
-    with serving_hub(model) as (environment, fetched):
+    with serving_hub(write_static(tmp_path / "model", normalize=True)) as (environment, fetched):
         done = add(environment)
     assert done.returncode == 0, done.stderr
     assert any(name.endswith("model.safetensors") for name in fetched)
     assert "Fetching" in done.stderr, "a progress bar"
+    assert "It was not loaded: this installation has no torch" in done.stderr
     assert "hf_secret" not in done.stdout + done.stderr
     assert read_names(tmp_path) == {"some-model": {"path": "some-org/some-model", "revision": COMMIT}}
     again = add({"HF_HUB_OFFLINE": "1"})
@@ -229,17 +234,10 @@ def test_the_suggested_command_adds_a_model_that_does_what_it_is_suggested_for(
     row: Suggestion, tmp_path: Path
 ) -> None:
     (tmp_path / row.name).mkdir()
-    model = LAYOUTS[row.hub_name](tmp_path / row.name)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    with serving_hub(model) as (environment, _):
-        done = subprocess.run(
-            [sys.executable, "-m", "vectormill.cli", *shlex.split(row.command)[1:], "--json"],
-            cwd=tmp_path if row.conversion else None,
-            env={**kept, **environment, "HF_HOME": str(tmp_path / "home")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    program = COMMAND if row.need == EXTRACT else WITHOUT_TORCH  # row.test loads all others
+    with serving_hub(LAYOUTS[row.hub_name](tmp_path / row.name)) as (environment, _):
+        argv = [*program, *shlex.split(row.command)[1:], "--json"]
+        done = run_with_hub(argv, tmp_path / "home", environment, tmp_path if row.conversion else None)
     assert done.returncode == 0, done.stderr
     added = json.loads(done.stdout)
     assert row.need in (added["task"], *added["outputs"])

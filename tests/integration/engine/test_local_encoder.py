@@ -1,5 +1,6 @@
 """LocalEncoder: the vectors of a job without a service, and reasons for texts that have none."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -8,28 +9,25 @@ import pytest
 
 import worker.local
 from tests.faulty_engine import runner_pids
-from tests.reference import packaged_reference
+from tests.reference import TEXTS, known_vectors
 from vectormill.domain.errors import InvalidOption, ModelError
 from vectormill.vectors.quantization import pack_signs
 from worker.engine.engine import Engine
 from worker.local import LocalEncoder
 
-TEXTS = [
-    "The mill grinds slowly.",
-    "Zwölf Boxkämpfer jagen Viktor.",
-    *(f"{n} sacks of flour" for n in range(700)),
-]
-
 
 @pytest.fixture
-def in_own_folder(conversions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_own_folder(new_cache_dir: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep converted models in the folder of this test run, as the settings of the environment say."""
-    monkeypatch.setenv("VECTORMILL_CACHE_DIR", str(conversions))
+    monkeypatch.setenv("VECTORMILL_CACHE_DIR", str(new_cache_dir()))
 
 
 @pytest.mark.usefixtures("in_own_folder")
-def test_vectors_are_those_of_the_reference_in_order_and_a_faulty_text_has_a_reason() -> None:
-    faulty = {1: None, 300: "  ", 500: "a NUL\0here", 700: "\ud800"}
+def test_vectors_are_those_of_the_reference_in_order_and_a_faulty_text_has_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker.local, "GROUP_TEXTS", 16)
+    faulty = {1: None, 20: "  ", 40: "a NUL\0here", 60: "\ud800"}
     texts = [faulty.get(place, text) for place, text in enumerate(TEXTS)]
     with LocalEncoder() as encoder:
         found = encoder.encode(texts)
@@ -37,10 +35,10 @@ def test_vectors_are_those_of_the_reference_in_order_and_a_faulty_text_has_a_rea
         assert encoder.encode([]).vectors.shape == (0, 384)
     assert found.vectors.dtype == np.float32
     codes = {place: failure.code for place, failure in found.failures.items()}
-    assert codes == {1: "empty_text", 300: "empty_text", 500: "nul_character", 700: "lone_surrogate"}
+    assert codes == {1: "empty_text", 20: "empty_text", 40: "nul_character", 60: "lone_surrogate"}
     assert np.flatnonzero(np.isnan(found.vectors).all(axis=1)).tolist() == list(faulty)
     sound = [place for place in range(len(texts)) if place not in faulty]
-    expected = packaged_reference().encode([TEXTS[place] for place in sound], show_progress_bar=False)
+    expected = known_vectors()[sound]
     assert (found.vectors[sound] * expected).sum(axis=1).min() > 0.9999
     assert (again.vectors[0] @ expected[0]) > 0.9999
     assert (found.num_tokens[sound] > 2).all()
@@ -62,24 +60,24 @@ def test_a_vector_type_and_dimensions_are_those_of_the_options(
     vector_type: str, dtype: type, width: int
 ) -> None:
     with LocalEncoder(dimensions=64, vector_type=vector_type) as encoder:
-        found = encoder.encode([*TEXTS[:100], ""])
+        found = encoder.encode([*TEXTS, ""])
     assert found.vectors.dtype == dtype
-    assert found.vectors.shape == (101, width)
-    assert list(found.failures) == [100]
-    expected = packaged_reference().encode(TEXTS[:100], truncate_dim=64, show_progress_bar=False)
+    assert found.vectors.shape == (len(TEXTS) + 1, width)
+    assert list(found.failures) == [len(TEXTS)]
+    expected = known_vectors()[:, :64]
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     if vector_type == "binary":
-        assert (np.unpackbits(found.vectors[:100] ^ pack_signs(expected), axis=1).mean()) < 0.01
-        assert not found.vectors[100].any()
+        assert (np.unpackbits(found.vectors[:-1] ^ pack_signs(expected), axis=1).mean()) < 0.01
+        assert not found.vectors[-1].any()
     elif vector_type == "int8":
-        assert not found.vectors[100].any()
+        assert not found.vectors[-1].any()
         nearest = np.argsort(-(expected @ expected.T), axis=1)[:, 1]
-        codes = found.vectors[:100].astype(np.float32)
+        codes = found.vectors[:-1].astype(np.float32)
         codes /= np.linalg.norm(codes, axis=1, keepdims=True)
         assert (codes * codes[nearest]).sum(axis=1).mean() > 0.5
     else:
-        cosines = (found.vectors[:100] * expected).sum(axis=1) / np.linalg.norm(expected, axis=1)
-        assert cosines.min() > 0.999
-        assert np.isnan(found.vectors[100]).all()
+        assert (found.vectors[:-1] * expected).sum(axis=1).min() > 0.999
+        assert np.isnan(found.vectors[-1]).all()
 
 
 def test_a_text_that_ends_the_model_process_fails_alone_and_the_others_have_vectors(

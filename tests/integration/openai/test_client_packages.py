@@ -12,16 +12,12 @@ import pytest
 
 from tests.environments import make_environment
 from tests.front_door import FrontDoor, open_front_door
-from tests.reference import packaged_reference
+from tests.reference import TEXTS as KNOWN_TEXTS
+from tests.reference import known_vectors
 from vectormill.models.registry import DEFAULT_MODEL
 
 SCRIPT: Final = Path(__file__).with_name("ask_package.py")
-TEXTS: Final = [
-    "The mill grinds slowly.",
-    "A windmill grinds grain into flour.",
-    "Zwölf Boxkämpfer jagen Viktor.",
-    "def parse(date): ...",
-]
+TEXTS: Final = (*KNOWN_TEXTS[:3], KNOWN_TEXTS[5])
 # None of them shall ask anybody but us, nor a proxy for us.
 QUIET: Final = {
     "NO_PROXY": "127.0.0.1",
@@ -65,7 +61,7 @@ def test_a_package_for_another_api_gets_the_vectors_and_the_order_of_the_referen
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, dict[str, Any]] = json.loads(done.stdout)
-    expected = packaged_reference().encode(TEXTS, show_progress_bar=False)
+    expected = known_vectors(TEXTS)
     assert found["vectors"]
     for name, vectors in found["vectors"].items():
         assert np.shape(vectors) == expected.shape, name

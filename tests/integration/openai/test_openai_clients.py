@@ -15,23 +15,20 @@ import numpy as np
 import openai
 import pytest
 from numpy.typing import NDArray
+from tokenizers import Tokenizer as RustTokenizer
 
 from tests.api_server import JSON
 from tests.commands import run
 from tests.front_door import FrontDoor, open_front_door
-from tests.reference import packaged_reference
+from tests.models import packaged_model
+from tests.reference import PROMPTED, known_vectors
+from tests.reference import TEXTS as KNOWN_TEXTS
 from vectormill.batches.endpoints import MAX_INPUTS
 from vectormill.cli import searches
 from vectormill.client import AsyncClient, Client
 from vectormill.models.registry import DEFAULT_MODEL
 
-TEXTS = [
-    "The mill grinds slowly.",
-    "Zwölf Boxkämpfer jagen Viktor.",
-    "def parse(date): ...",
-    "東京タワー",
-    "I do not know, he said; it's unaffable!",
-]
+TEXTS = list(KNOWN_TEXTS[: len(PROMPTED)])
 KEY = "any key, where none is wanted"
 OWN_IDS = {"token_ids": True}
 
@@ -54,8 +51,7 @@ def client(door: FrontDoor) -> Iterator[openai.OpenAI]:
 @pytest.fixture(scope="module")
 def expected() -> NDArray[np.float32]:
     """[texts, 384], of length 1."""
-    vectors: NDArray[np.float32] = packaged_reference().encode(TEXTS, show_progress_bar=False)
-    return vectors
+    return known_vectors(TEXTS)
 
 
 def assert_same(found: Sequence[Sequence[float]], expected: NDArray[np.float32]) -> None:
@@ -65,7 +61,9 @@ def assert_same(found: Sequence[Sequence[float]], expected: NDArray[np.float32])
 
 
 def ids_of(text: str, *, special: bool = True) -> list[int]:
-    ids: list[int] = packaged_reference().tokenizer(text, add_special_tokens=special)["input_ids"]
+    tokenizer = RustTokenizer.from_file(str(packaged_model() / "tokenizer.json"))
+    tokenizer.no_padding()
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
     return ids
 
 
@@ -183,8 +181,7 @@ def test_fewer_dimensions_and_prompts_are_those_of_a_job(
     shorter = expected[:, :64] / np.linalg.norm(expected[:, :64], axis=1, keepdims=True)
     assert_same([each.embedding for each in answer.data], shorter)
     prompted = client.embeddings.create(model=DEFAULT_MODEL, input=TEXTS, extra_body={"prompt": "query: "})
-    reference = packaged_reference().encode(TEXTS, prompt="query: ", show_progress_bar=False)
-    assert_same([each.embedding for each in prompted.data], reference)
+    assert_same([each.embedding for each in prompted.data], known_vectors(PROMPTED))
     for both in ({"prompt": "x", "input_type": "query"}, {"prompt": "a\0b"}):
         assert door.http.post("/v1/embeddings", json={"input": "a", **both}).status_code == 400
 
