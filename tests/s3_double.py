@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
+
+from tests.http_server import QuietHandler, serving_http
 
 PAGE: Final = 3  # objects in a page of a list, so that lists have several
 
@@ -48,42 +49,26 @@ def tag_of(content: bytes) -> str:
     return f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     """Answers the requests of one connection to `double`."""
 
     protocol_version = "HTTP/1.1"
     double: Double
 
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> object:
-        if name in ("do_GET", "do_PUT", "do_HEAD", "do_POST"):
-            return self._serve
-        raise AttributeError(name)
-
-    def _serve(self) -> None:
+    def answer(self) -> None:
         address = urlsplit(self.path)
         path, double = unquote(address.path).lstrip("/"), self.double
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self.read_body()
         with double.lock:
             double.requests.append((self.command, path))
             status = double.fault(self.command, path)
             if status is not None:
-                self._answer(status, b"<Error><Code>Fault</Code></Error>", {})
+                self.reply(status, b"<Error><Code>Fault</Code></Error>")
                 return
             carry_out = getattr(self, f"_{self.command.lower()}")
             status, content, headers = carry_out(path, parse_qs(address.query, keep_blank_values=True), body)
             status = double.after(self.command, path) or status
-        self._answer(status, content, headers)
-
-    def _answer(self, status: int, content: bytes, headers: Headers) -> None:
-        self.send_response(status)
-        for name, value in ({"Content-Length": str(len(content))} | headers).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+        self.reply(status, content, headers)
 
     def _put(self, path: str, query: Query, body: bytes) -> Reply:
         if self.headers.get("If-None-Match") == "*" and path in self.double.objects:
@@ -125,15 +110,8 @@ def s3_double() -> Iterator[Double]:
     """Serve a double on a port of loopback."""
     double = Double()
     handler = type("DoubleHandler", (Handler,), {"double": double})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        double.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="s3 double")
-        thread.start()
-        try:
-            yield double
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving_http(handler) as double.url:
+        yield double
 
 
 def list_page(double: Double, bucket: str, query: Query) -> bytes:

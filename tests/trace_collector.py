@@ -1,14 +1,14 @@
 """A trace collector for tests: a small HTTP server that receives OTLP and keeps the spans."""
 
 import gzip
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.http_server import QuietHandler, serving_http
 
 
 @dataclass(frozen=True)
@@ -40,41 +40,27 @@ class Collector:
 
 
 def read_span(found: Any) -> Span:
-    return Span(
-        found.name,
-        found.trace_id.hex(),
-        found.span_id.hex(),
-        found.parent_span_id.hex(),
-        (found.end_time_unix_nano - found.start_time_unix_nano) / 1e9,
-        {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in found.attributes},
-        [each.span_id.hex() for each in found.links],
+    seconds = (found.end_time_unix_nano - found.start_time_unix_nano) / 1e9
+    attributes = {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in found.attributes}
+    trace_id, span_id, parent_id = (
+        each.hex() for each in (found.trace_id, found.span_id, found.parent_span_id)
     )
+    links = [each.span_id.hex() for each in found.links]
+    return Span(found.name, trace_id, span_id, parent_id, seconds, attributes, links)
 
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
     collector = Collector()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
+    class Handler(QuietHandler):
+        def answer(self) -> None:
+            body = self.read_body()
             collector.num_requests += 1
             if collector.status == 200 and self.path == "/v1/traces":
                 is_packed = self.headers.get("content-encoding") == "gzip"
                 collector.take(gzip.decompress(body) if is_packed else body)
-            self.send_response(collector.status)
-            self.end_headers()
+            self.reply(collector.status)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, name="collector")
-    thread.start()
-    collector.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with serving_http(Handler) as collector.url:
         yield collector
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

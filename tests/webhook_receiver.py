@@ -1,13 +1,13 @@
 """A receiver of webhooks for tests: a small HTTP server that keeps messages and answers as configured."""
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from standardwebhooks import Webhook
+
+from tests.http_server import QuietHandler, serving_http
 
 
 @dataclass(frozen=True)
@@ -41,29 +41,15 @@ class Receiver:
 def receiving() -> Iterator[Receiver]:
     receiver = Receiver()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            message = Message({name.lower(): value for name, value in self.headers.items()}, body)
+    class Handler(QuietHandler):
+        def answer(self) -> None:
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            message = Message(headers, self.read_body())
             receiver.messages.append(message)
-            answer = receiver.answer(message)
-            status, headers = answer if isinstance(answer, tuple) else (answer, {})
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
+            told = receiver.answer(message)
+            status, sent = told if isinstance(told, tuple) else (told, {})
+            self.reply(status, headers=sent)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a sender that gave up is no failure here
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, name="receiver")
-    thread.start()
-    receiver.url = f"http://127.0.0.1:{server.server_port}/hook"
-    try:
+    with serving_http(Handler) as url:
+        receiver.url = f"{url}/hook"
         yield receiver
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -1,14 +1,14 @@
 """Fixtures for tests of the whole system: `vectormill up` in a child process, used over HTTP."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
-from tests.acceptance.parts import Parts, PartsOnLoan
-from tests.acceptance.stack import Stack, StackOnLoan
+from tests.acceptance.parts import Parts, running_parts
+from tests.acceptance.stack import Stack, lending, running_stack
 from tests.clusters import new_directory
 from vectormill.embedded.stack import EmbeddedStack
 
@@ -40,18 +40,15 @@ def data_dir() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def stack_on_loan() -> Iterator[StackOnLoan]:
-    stack_on_loan = StackOnLoan()
-    try:
-        yield stack_on_loan
-    finally:
-        stack_on_loan.end()
+def lend_stack() -> Iterator[Callable[[], Stack]]:
+    with lending(running_stack) as lend:
+        yield lend
 
 
 @pytest.fixture
-def stack(stack_on_loan: StackOnLoan) -> Stack:
+def stack(lend_stack: Callable[[], Stack]) -> Stack:
     """Return a running, healthy stack without open jobs. Earlier tests may have used it."""
-    return stack_on_loan.lend()
+    return lend_stack()
 
 
 @pytest.fixture
@@ -61,18 +58,15 @@ def collection() -> str:
 
 
 @pytest.fixture(scope="session")
-def parts_on_loan() -> Iterator[PartsOnLoan]:
-    parts_on_loan = PartsOnLoan()
-    try:
-        yield parts_on_loan
-    finally:
-        parts_on_loan.end()
+def lend_parts() -> Iterator[Callable[[], Parts]]:
+    with lending(running_parts) as lend:
+        yield lend
 
 
 @pytest.fixture
-def parts(parts_on_loan: PartsOnLoan, request: pytest.FixtureRequest) -> Iterator[Parts]:
+def parts(lend_parts: Callable[[], Parts], request: pytest.FixtureRequest) -> Iterator[Parts]:
     """Yield servers, API, scheduler and two workers of a tiny model, healthy and without open jobs."""
-    parts = parts_on_loan.lend()
+    parts = lend_parts()
     num_failed = request.session.testsfailed
     yield parts
     if request.session.testsfailed > num_failed:

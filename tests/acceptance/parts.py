@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -17,7 +18,8 @@ import psycopg
 from redis import Redis
 
 from tests.acceptance import tiny
-from tests.acceptance.stack import QUICK_LEASES
+from tests.acceptance.stack import OPEN_JOBS, read_tails
+from tests.blackbox.service import SETTINGS
 from tests.clusters import new_directory
 from tests.waiting import wait_for
 from vectormill.client import Client
@@ -45,9 +47,8 @@ class Parts:
         self.postgres = EmbeddedPostgres(directory)
         self.valkey = EmbeddedValkey(directory)
         self.api_port = free_port()
-        self._environment = (
-            process_environment() | dict(QUICK_LEASES) | QUEUED_TIMEOUT | tiny.write_tiny(directory)
-        )
+        self.api_url = f"http://127.0.0.1:{self.api_port}"
+        self._environment = process_environment() | SETTINGS | QUEUED_TIMEOUT | tiny.write_tiny(directory)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start_all(self) -> None:
@@ -107,10 +108,6 @@ class Parts:
 
     # ---- inspection
 
-    @property
-    def api_url(self) -> str:
-        return f"http://127.0.0.1:{self.api_port}"
-
     def client(self) -> Client:
         return Client(self.api_url)
 
@@ -136,19 +133,15 @@ class Parts:
     def is_whole_and_idle(self) -> bool:
         if any(process.poll() is not None for process in self.processes.values()) or not self.is_ready():
             return False
-        return list(self.query("SELECT count(*) FROM vectormill.jobs WHERE finished_at IS NULL")) == [(0,)]
+        return not self.sql(OPEN_JOBS)
 
-    def query(self, statement: str) -> Iterator[tuple[object, ...]]:
-        """Yield the rows of an SQL statement, executed in a session of its own that may always write."""
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        """Return the rows of an SQL statement, executed in a session of its own that may always write."""
         url = self.database_url.replace("postgresql+psycopg", "postgresql")
         options = "-c default_transaction_read_only=off -c default_tablespace="
         with psycopg.connect(url, autocommit=True, options=options) as connection:
             cursor = connection.execute(statement.encode())
-            yield from cursor if cursor.description else ()
-
-    def change(self, statement: str) -> None:
-        """Execute an SQL statement once, without its rows."""
-        list(self.query(statement))
+            return cursor.fetchall() if cursor.description else []
 
     def redis(self) -> Redis:
         return Redis.from_url(self.redis_url)
@@ -167,12 +160,8 @@ class Parts:
                     found.append(process)
         return found
 
-    def log_tails(self, num_lines: int = 40) -> str:
-        logs = sorted((self.directory / "logs").glob("*.log"))
-        return "\n".join(
-            f"---- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-num_lines:])
-            for log in logs
-        )
+    def log_tails(self) -> str:
+        return read_tails((self.directory / "logs").glob("*.log"))
 
 
 @contextmanager
@@ -188,21 +177,12 @@ def frozen(victims: list[psutil.Process]) -> Iterator[None]:
                 process.send_signal(signal.SIGCONT)
 
 
-class PartsOnLoan:
-    """One set of parts that tests use in turn. A broken or busy set is replaced before it is lent again."""
-
-    def __init__(self) -> None:
-        self._parts: Parts | None = None
-        self._cleanup = ExitStack()
-
-    def lend(self) -> Parts:
-        if self._parts is None or not self._parts.is_whole_and_idle():
-            self.end()
-            self._parts = Parts(self._cleanup.enter_context(new_directory()))
-            self._cleanup.callback(self._parts.end)
-            self._parts.start_all()
-        return self._parts
-
-    def end(self) -> None:
-        self._parts = None
-        self._cleanup.close()
+@contextmanager
+def running_parts() -> Iterator[Parts]:
+    with new_directory() as directory:
+        parts = Parts(directory)
+        try:
+            parts.start_all()
+            yield parts
+        finally:
+            parts.end()

@@ -147,7 +147,7 @@ def answers(url: str) -> bool:
 def find_broken_promises(stack: Stack | Parts, promises: Sequence[Promise], directory: Path) -> list[str]:
     """Return a sentence for each broken promise, such as an item without exactly one vector, its own."""
     broken: list[str] = []
-    sequence = {str(job_id): seq for job_id, seq in stack.query("SELECT id, seq FROM vectormill.jobs")}
+    sequence = {str(job_id): seq for job_id, seq in stack.sql("SELECT id, seq FROM vectormill.jobs")}
     with stack.client() as client:
         for promise in promises:
             broken += _check_job(client, promise, directory)
@@ -157,7 +157,7 @@ def find_broken_promises(stack: Stack | Parts, promises: Sequence[Promise], dire
             stack, name, sorted(of_it, key=lambda each: int(str(sequence[each.job_id]))), directory
         )
     left = list(
-        stack.query(
+        stack.sql(
             "SELECT job_id, state, count(*) FROM vectormill.chunks"
             " WHERE state IN ('pending', 'queued', 'leased') GROUP BY job_id, state"
         )
@@ -190,9 +190,7 @@ def _check_collection(
         for promise in oldest_first
         for key, number in zip(promise.keys, promise.numbers, strict=True)
     }
-    rows = [
-        (str(key), str(vector)) for key, vector in stack.query(f"SELECT key, embedding::text FROM {name}")
-    ]
+    rows = [(str(key), str(vector)) for key, vector in stack.sql(f"SELECT key, embedding::text FROM {name}")]
     if sorted(key for key, _ in rows) != sorted(newest):
         return [f"collection {name}: {len(rows)} rows of {len(newest)} keys"]
     found = np.array([np.fromstring(vector.strip("[]"), sep=",") for _, vector in rows], dtype=np.float32)

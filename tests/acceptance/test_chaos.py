@@ -10,7 +10,7 @@ import pytest
 from tests.acceptance import tiny
 from tests.acceptance.chaos import Nemesis, plan_faults
 from tests.acceptance.producer import Ledger, find_broken_promises, load
-from tests.acceptance.stack import QUICK_LEASES, Stack
+from tests.acceptance.stack import Stack, running_stack
 from tests.clusters import new_directory
 from tests.waiting import wait_for
 from vectormill.jobs.job import TERMINAL_JOB_STATES
@@ -24,6 +24,9 @@ OPEN_CHUNKS = """
     SELECT id, job_id, state, num_items, attempt, lost, error FROM vectormill.chunks
      WHERE state IN ('pending', 'queued', 'leased')
 """
+LOWERED_BUDGETS = (
+    "SELECT name, report -> 'budgets' FROM vectormill.workers WHERE report ->> 'num_out_of_memory' <> '0'"
+)
 
 pytestmark = pytest.mark.slow
 
@@ -32,14 +35,11 @@ def test_no_item_is_lost_or_blamed_whatever_is_killed_or_stopped(request: pytest
     seconds = float(request.config.getoption("--soak-seconds"))
     seed = request.config.getoption("--chaos-seed") or random.SystemRandom().randrange(1, 10**6)
     print(f"again with: pytest tests/acceptance/test_chaos.py --chaos-seed {seed} --soak-seconds {seconds:g}")
-    with ExitStack() as cleanup:
-        directory = cleanup.enter_context(new_directory())
+    with new_directory() as directory, ExitStack() as cleanup:
         # Chunks of the size that users have, not the small ones of other tests.
-        environment = QUICK_LEASES | tiny.write_tiny(directory) | {"VECTORMILL_CHUNK_MAX_ITEMS": "512"}
+        environment = tiny.write_tiny(directory) | {"VECTORMILL_CHUNK_MAX_ITEMS": "512"}
         tiny.expected(directory)
-        stack = Stack(directory / "data", environment, models=(tiny.MODEL,))
-        cleanup.callback(stack.destroy)
-        stack.start()
+        stack = cleanup.enter_context(running_stack(directory, environment, tiny.MODEL))
         nemesis = Nemesis(stack, plan_faults(seed, seconds), time.monotonic)
         try:
             with load(stack, seed, NUM_PRODUCERS, JOB_ITEMS) as ledger:
@@ -49,7 +49,8 @@ def test_no_item_is_lost_or_blamed_whatever_is_killed_or_stopped(request: pytest
             assert not broken
             assert not ledger.surprises
             assert ledger.promises
-            assert find_ceilings(stack) == []
+            # Whoever killed a model process, it was not short of memory.
+            assert stack.sql(LOWERED_BUDGETS) == []
         except BaseException:
             print("\n".join(nemesis.done))
             print(stack.log_tails())
@@ -58,14 +59,6 @@ def test_no_item_is_lost_or_blamed_whatever_is_killed_or_stopped(request: pytest
         stack.stop()
         _, alive = psutil.wait_procs(processes, timeout=5)
         assert not alive, "a process outlived the stack"
-
-
-def find_ceilings(stack: Stack) -> list[object]:
-    """Budgets of workers that were lowered: whoever killed a model process, it was not short of memory."""
-    lowered = (
-        "SELECT name, report -> 'budgets' FROM vectormill.workers WHERE report ->> 'num_out_of_memory' <> '0'"
-    )
-    return list(stack.query(lowered))
 
 
 def wait_until_all_ended(stack: Stack, ledger: Ledger) -> None:
@@ -83,5 +76,5 @@ def wait_until_all_ended(stack: Stack, ledger: Ledger) -> None:
     try:
         wait_for(lambda: not open_jobs(), SETTLING_SECONDS, "every job has ended")
     except AssertionError:
-        chunks = list(stack.query(OPEN_CHUNKS))
+        chunks = stack.sql(OPEN_CHUNKS)
         raise AssertionError(f"open jobs: {open_jobs()}; their chunks: {chunks}") from None

@@ -32,7 +32,7 @@ def test_no_secret_stands_in_the_arguments_of_a_process(stack: Stack) -> None:
 
 
 def test_the_model_process_knows_no_service(stack: Stack) -> None:
-    known = stack.runners()[0].environ()
+    known = stack.processes("runner_process")[0].environ()
     assert "PATH" in known
     assert not {"VECTORMILL_DATABASE_URL", "VECTORMILL_REDIS_URL"} & known.keys()
 
@@ -66,7 +66,7 @@ except urllib.error.URLError as error:
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(bool(REASON), reason=REASON)
 def test_a_new_user_who_opens_the_api_is_told_to_make_a_key_and_other_hosts_need_it(data_dir: Path) -> None:
-    stack = Stack(data_dir, api_host="0.0.0.0")
+    stack = Stack(data_dir, options=["--host", "0.0.0.0"])
     try:
         refused = stack.spawn()
         assert refused.wait(timeout=100) == 2

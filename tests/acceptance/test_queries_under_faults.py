@@ -80,5 +80,5 @@ def test_queries_wait_for_a_redis_that_is_restarted(parts: Parts, collection: st
         parts.valkey.start()
         for number, each in enumerate(answers):
             assert is_found(each.result(), number), each.result().text
-    ((num_jobs,),) = parts.query("SELECT count(*) FROM vectormill.jobs WHERE finished_at IS NULL")
+    ((num_jobs,),) = parts.sql("SELECT count(*) FROM vectormill.jobs WHERE finished_at IS NULL")
     assert num_jobs == 0

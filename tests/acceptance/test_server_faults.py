@@ -26,7 +26,7 @@ NUM_CYCLES = 4
 
 def leased(parts: Parts, kept: Promise) -> int:
     """How many chunks of the job workers hold."""
-    ((count,),) = parts.query(
+    ((count,),) = parts.sql(
         f"SELECT count(*) FROM vectormill.chunks WHERE state = 'leased' AND job_id = '{kept.job_id}'"
     )
     return int(str(count))
@@ -77,8 +77,8 @@ def test_jobs_wait_while_postgres_is_read_only_and_go_on_when_it_is_not(
 
 
 def set_read_only(parts: Parts, value: str) -> None:
-    parts.change(f"ALTER SYSTEM SET default_transaction_read_only = {value}")
-    parts.change("SELECT pg_reload_conf()")
+    parts.sql(f"ALTER SYSTEM SET default_transaction_read_only = {value}")
+    parts.sql("SELECT pg_reload_conf()")
 
 
 def is_read_only(parts: Parts) -> bool:
@@ -87,16 +87,14 @@ def is_read_only(parts: Parts) -> bool:
 
 
 def has_lapsed(parts: Parts) -> bool:
-    return bool(
-        list(parts.query("SELECT 1 FROM vectormill.chunks WHERE state = 'leased' AND lease_until < now()"))
-    )
+    return bool(parts.sql("SELECT 1 FROM vectormill.chunks WHERE state = 'leased' AND lease_until < now()"))
 
 
 def wait_for_progress(parts: Parts, ledger: Ledger) -> None:
     """Until chunks are done that were not done at the call."""
 
     def num_done() -> int:
-        ((count,),) = parts.query("SELECT coalesce(sum(num_done), 0) FROM vectormill.jobs")
+        ((count,),) = parts.sql("SELECT coalesce(sum(num_done), 0) FROM vectormill.jobs")
         return int(str(count))
 
     before = num_done()
@@ -143,13 +141,13 @@ def small_disk(parts: Parts, kilobytes: int) -> Iterator[Path]:
     try:
         (directory / "tables").mkdir(mode=0o700)
         os.chown(directory / "tables", owner, -1)
-        parts.change(f"CREATE TABLESPACE small LOCATION '{directory}/tables'")
-        parts.change("ALTER SYSTEM SET default_tablespace = 'small'")
-        parts.change("SELECT pg_reload_conf()")
+        parts.sql(f"CREATE TABLESPACE small LOCATION '{directory}/tables'")
+        parts.sql("ALTER SYSTEM SET default_tablespace = 'small'")
+        parts.sql("SELECT pg_reload_conf()")
         yield directory
     finally:
-        parts.change("ALTER SYSTEM RESET default_tablespace")
-        parts.change("SELECT pg_reload_conf()")
+        parts.sql("ALTER SYSTEM RESET default_tablespace")
+        parts.sql("SELECT pg_reload_conf()")
         subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
@@ -170,10 +168,10 @@ def test_jobs_wait_while_the_disk_of_postgres_is_full_and_go_on_when_there_is_ro
         with parts.client() as client:
             client.wait(kept.job_id, timeout_seconds=240)
         assert_kept(parts, first, kept)
-        parts.change(f"DROP VIEW {collection}")
-        parts.change("DELETE FROM vectormill.jobs")
+        parts.sql(f"DROP VIEW {collection}")
+        parts.sql("DELETE FROM vectormill.jobs")
         drop_tables_of(parts, "small")
-        parts.change("DROP TABLESPACE small")
+        parts.sql("DROP TABLESPACE small")
 
 
 def fill(ballast: Path) -> None:
@@ -192,6 +190,6 @@ def log_has(parts: Parts, words: str) -> bool:
 
 
 def drop_tables_of(parts: Parts, tablespace: str) -> None:
-    rows = list(parts.query(f"SELECT schemaname, tablename FROM pg_tables WHERE tablespace = '{tablespace}'"))
+    rows = parts.sql(f"SELECT schemaname, tablename FROM pg_tables WHERE tablespace = '{tablespace}'")
     for schema, table in rows:
-        parts.change(f"DROP TABLE {schema}.{table} CASCADE")
+        parts.sql(f"DROP TABLE {schema}.{table} CASCADE")

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import make_url
 
 from tests.acceptance.hosts import Host, host, why_not
-from tests.acceptance.stack import QUICK_LEASES
+from tests.blackbox.service import SETTINGS
 from tests.services import connected_engine, migrated_database, running_postgres, running_valkey
 from tests.waiting import wait_for
 from vectormill.client import Client
@@ -54,7 +54,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
             redis_port: (str(redis.host), redis_port),
         }
         hosts = [stack.enter_context(host(number, targets)) for number in (1, 2)]
-        environment = process_environment() | QUICK_LEASES | {"VECTORMILL_WORKER_THREADS": "1"}
+        environment = process_environment() | SETTINGS | {"VECTORMILL_WORKER_THREADS": "1"}
 
         def urls(address: str | None) -> dict[str, str]:
             if address is None:

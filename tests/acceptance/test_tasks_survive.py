@@ -18,7 +18,7 @@ import pytest
 
 from tests.acceptance import tiny_tasks
 from tests.acceptance.chaos import find_role
-from tests.acceptance.stack import QUICK_LEASES, Stack
+from tests.acceptance.stack import Stack, running_stack
 from tests.clusters import new_directory
 from tests.waiting import wait_for
 from vectormill.files.ndjson import ItemJson
@@ -49,14 +49,10 @@ def directory() -> Iterator[Path]:
 def stack(directory: Path) -> Iterator[Stack]:
     """With a worker for each of two models."""
     # Several chunks in each job of the small one.
-    environment = QUICK_LEASES | tiny_tasks.write_models(directory) | {"VECTORMILL_CHUNK_MAX_ITEMS": "32"}
+    environment = tiny_tasks.write_models(directory) | {"VECTORMILL_CHUNK_MAX_ITEMS": "32"}
     models = (tiny_tasks.JUDGE_MODEL, tiny_tasks.EXTRACT_MODEL)
-    stack = Stack(directory / "data", environment, models=models)
-    try:
-        stack.start()
+    with running_stack(directory, environment, *models) as stack:
         yield stack
-    finally:
-        stack.destroy()
 
 
 @pytest.mark.timeout(600)
@@ -92,11 +88,11 @@ def survive(
                 kill(stack, role)
         if has_power_cut:
             wait_for_progress(stack)
-            stack.kill_everything()
+            stack.kill()
             stack.start()
         wait_for(stack.is_ready, 300, "the stack is whole again")
         wait_for(lambda: read_state(stack)[:1] == (0,), 1500, "every job has ended")
-        print("chunks, claimed again, claims beyond the first:", list(stack.query(CLAIMS)))
+        print("chunks, claimed again, claims beyond the first:", stack.sql(CLAIMS))
         assert check(stack, directory, jobs, num_pairs, num_texts) == []
     except BaseException:
         print(stack.log_tails())
@@ -133,7 +129,7 @@ def submit_once(
 def read_state(stack: Stack) -> tuple[int, ...]:
     """How many jobs are open and how many items are done; nothing while Postgres is away."""
     with suppress(psycopg.Error):
-        ((num_open, num_done),) = stack.query(STATE)
+        ((num_open, num_done),) = stack.sql(STATE)
         return int(str(num_open)), int(str(num_done))
     return ()
 

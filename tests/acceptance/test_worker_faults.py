@@ -32,7 +32,7 @@ FORGET_ENDS = "DROP TRIGGER log_end ON vectormill.chunks; DROP TABLE public.ends
 
 def ended_by(parts: Parts, kept: Promise) -> set[str]:
     """Return the sessions that ended chunks of the job."""
-    rows = parts.query(
+    rows = parts.sql(
         "SELECT session FROM public.ends JOIN vectormill.chunks ON chunks.id = chunk_id"
         f" WHERE job_id = '{kept.job_id}'"
     )
@@ -41,7 +41,7 @@ def ended_by(parts: Parts, kept: Promise) -> set[str]:
 
 def holders(parts: Parts) -> dict[str, int]:
     """How many chunks each worker holds, by its name."""
-    rows = parts.query(
+    rows = parts.sql(
         "SELECT split_part(lease_owner, '#', 1), count(*) FROM vectormill.chunks WHERE state = 'leased' GROUP BY 1"
     )
     return {str(name): int(str(count)) for name, count in rows}
@@ -73,16 +73,13 @@ def test_workers_told_to_end_one_after_the_other_under_load_cost_no_attempt(part
     assert ledger.promises
     assert (
         list(
-            parts.query(
+            parts.sql(
                 f"SELECT id, attempt, lost, error FROM vectormill.chunks WHERE job_id IN ({ids}) AND attempt <> 1"
             )
         )
         == []
     )
-    assert (
-        list(parts.query(f"SELECT id FROM vectormill.jobs WHERE id IN ({ids}) AND num_retried_chunks > 0"))
-        == []
-    )
+    assert parts.sql(f"SELECT id FROM vectormill.jobs WHERE id IN ({ids}) AND num_retried_chunks > 0") == []
 
 
 WRONG_CLOCK = """
@@ -113,7 +110,7 @@ def test_workers_whose_clocks_are_an_hour_off_change_nothing(
     parts: Parts, collection: str, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(WRONG_CLOCK)
-    parts.change(LOG_ENDS)
+    parts.sql(LOG_ENDS)
     parts.end_part("launcher")
     try:
         for name, skew in (("ahead", 3600), ("behind", -3600)):
@@ -128,7 +125,7 @@ def test_workers_whose_clocks_are_an_hour_off_change_nothing(
         parts.wait_until_ready()
         assert (tmp_path / "ahead").exists()
         assert (tmp_path / "behind").exists()
-        names = {str(name) for (name,) in parts.query("SELECT name FROM vectormill.workers")}
+        names = {str(name) for (name,) in parts.sql("SELECT name FROM vectormill.workers")}
         kept: list[Promise] = []
 
         def both_have_worked() -> bool:
@@ -139,12 +136,12 @@ def test_workers_whose_clocks_are_an_hour_off_change_nothing(
         wait_for(both_have_worked, 120, "both workers have done chunks")
         ids = ", ".join(f"'{each.job_id}'" for each in kept)
         assert list(
-            parts.query(f"SELECT sum(num_retried_chunks) FROM vectormill.jobs WHERE id IN ({ids})")
+            parts.sql(f"SELECT sum(num_retried_chunks) FROM vectormill.jobs WHERE id IN ({ids})")
         ) == [(0,)]
     finally:
         for name in ("ahead", "behind"):
             parts.end_part(name)
-        parts.change(FORGET_ENDS)
+        parts.sql(FORGET_ENDS)
         parts.start("launcher", "worker", "--model", tiny.MODEL)
         parts.wait_until_ready()
 
@@ -170,7 +167,7 @@ def test_a_worker_whose_proof_turns_bad_ends_and_its_launcher_starts_another(
         """Count the periods of workers, only those in which chunks of the job were computed if it is given."""
         if job:
             condition += f" AND id IN (SELECT proof_id FROM vectormill.chunks WHERE job_id = '{job.job_id}')"
-        (row,) = parts.query(f"SELECT count(*) FROM vectormill.proofs WHERE {condition}")
+        (row,) = parts.sql(f"SELECT count(*) FROM vectormill.proofs WHERE {condition}")
         return int(str(row[0]))
 
     parts.end_part("launcher")

@@ -24,6 +24,7 @@ MODEL = "all-MiniLM-L6-v2"
 DIMENSIONS = 384
 T = TypeVar("T")
 Json = dict[str, Any]
+Popen = subprocess.Popen[bytes]
 # Leases of seconds, so that the loss of a process is noticed in seconds; webhooks may lead to this machine.
 SETTINGS = {
     "VECTORMILL_LEASE_SECONDS": "5",
@@ -75,40 +76,33 @@ class Service:
         self.folder = folder
         self.data_dir = folder / "data"
         self.log = folder / "up.log"
-        self.ports = find_free_port(), find_free_port()
+        self.api_port, self.flower_port = find_free_port(), find_free_port()
+        self.api_url = f"http://127.0.0.1:{self.api_port}"
         clean = {name: value for name, value in os.environ.items() if not name.startswith("VECTORMILL_")}
         self.environment = clean | SETTINGS | {"VECTORMILL_OUTPUT_ROOT": str(folder / "out")}
-        self.process: subprocess.Popen[bytes] | None = None
-        self.http = httpx.Client(
-            base_url=f"http://127.0.0.1:{self.ports[0]}", timeout=60, trust_env=False, http2=False
-        )
+        self.process: Popen | None = None
+        self.http = httpx.Client(base_url=self.api_url, timeout=60, trust_env=False, http2=False)
+
+    def command(self) -> list[str]:
+        ports = ("--api-port", str(self.api_port), "--flower-port", str(self.flower_port))
+        return [str(self.program), "up", "--data-dir", str(self.data_dir), *ports]
+
+    def spawn(self) -> Popen:
+        with self.log.open("ab") as output:
+            return subprocess.Popen(
+                self.command(), cwd=self.folder, env=self.environment, stdout=output, stderr=output
+            )
 
     def start(self) -> None:
         """Start every process and return when all answer."""
-        port, flower_port = self.ports
-        arguments = [
-            "--data-dir",
-            str(self.data_dir),
-            "--api-port",
-            str(port),
-            "--flower-port",
-            str(flower_port),
-        ]
-        with self.log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [self.program, "up", *arguments],
-                cwd=self.folder,
-                env=self.environment,
-                stdout=output,
-                stderr=output,
-            )
+        self.process = self.spawn()
         wait_for(self.is_ready, f"the service is ready; its log is {self.log}", 180)
 
     def is_ready(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, self.log.read_text()
         try:
-            answer = self.http.get("/readyz").json()
+            answer = self.http.get("/readyz", timeout=5).json()
         except (httpx.HTTPError, ValueError):
             return False
         return bool(

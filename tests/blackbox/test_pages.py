@@ -101,7 +101,7 @@ def reader(program: Path, request: pytest.FixtureRequest) -> Iterator[Service]:
 def run_block(service: Service, block: Block) -> None:
     """Run a block in the reader's folder; fail with what it printed."""
     code = block.code.replace("localhost:8000", "127.0.0.1:8000")
-    code = code.replace("127.0.0.1:8000", f"127.0.0.1:{service.ports[0]}")
+    code = code.replace("127.0.0.1:8000", f"127.0.0.1:{service.api_port}")
     if block.language == "sql":
         for statement in filter(str.strip, code.split(";")):
             service.sql(statement)
@@ -113,7 +113,7 @@ def run_block(service: Service, block: Block) -> None:
     )
     environment = service.environment | {
         "VECTORMILL_DATA_DIR": str(service.data_dir),
-        "VECTORMILL_API_URL": f"http://127.0.0.1:{service.ports[0]}",
+        "VECTORMILL_API_URL": service.api_url,
         "PATH": f"{service.program.parent}{os.pathsep}{os.environ['PATH']}",
         "NO_PROXY": "127.0.0.1",
     }

@@ -11,9 +11,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from typing import Final
 
 import yaml
@@ -27,6 +26,7 @@ from deploy.environment import (
     find_installer,
     list_pip_options,
 )
+from tests.http_server import QuietHandler, serving_http
 from tests.images.engine import Engine
 from vectormill.embedded.binaries import find_postgres, find_valkey_server
 
@@ -62,18 +62,13 @@ def serve_packages(folder: Path) -> Iterator[str]:
         name = re.sub(r"[-_.]+", "-", file.name.partition("-")[0]).lower()
         (folder / "simple" / name).mkdir(parents=True, exist_ok=True)
         file.rename(folder / "simple" / name / file.name)
-    handler = partial(QuietHandler, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/simple"
-        server.shutdown()
+    handler = partial(QuietFiles, directory=str(folder))
+    with serving_http(handler) as url:
+        yield f"{url}/simple"
 
 
-class QuietHandler(SimpleHTTPRequestHandler):
-    """Serves files and writes no log."""
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Say nothing."""
+class QuietFiles(SimpleHTTPRequestHandler, QuietHandler):
+    """A handler that serves files and writes no log."""
 
 
 def build_stand_ins(engine: Engine, folder: Path, index: str) -> None:

@@ -42,11 +42,10 @@ class ComposedService(Service):
         self.engine, self.index = engine, index
         key = f"vmk_{secrets.token_hex(32)}"
         self.http.headers["Authorization"] = f"Bearer {key}"
-        port, flower_port = self.ports
-        self.environment |= {"VECTORMILL_API_URL": f"http://127.0.0.1:{port}", "VECTORMILL_API_KEY": key}
+        self.environment |= {"VECTORMILL_API_URL": self.api_url, "VECTORMILL_API_KEY": key}
         (folder / ".env").write_text(
             f"API_KEY={key}\nPOSTGRES_PASSWORD=pp\nVALKEY_PASSWORD=vv\nFLOWER_BASIC_AUTH=me:ff\n"
-            f"API_PORT={port}\nFLOWER_PORT={flower_port}\nMODELS_DIR={folder}\nTORCH_CPU_INDEX_URL={index}\n"
+            f"API_PORT={self.api_port}\nFLOWER_PORT={self.flower_port}\nMODELS_DIR={folder}\nTORCH_CPU_INDEX_URL={index}\n"
         )
         self.label_images("first")
 
