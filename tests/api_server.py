@@ -16,6 +16,7 @@ from sqlalchemy import Engine, text
 from api.app import ApiServer, create_app
 from api.door.hosts import parse_trusted_proxies
 from api.limits.patience import PatientConfig
+from tests.database import ask, execute
 from tests.protocol import claim, complete, dispatch_all
 from tests.services import connected_engine, migrated_database
 from vectormill.jobs.chunk import Claim, load_payload
@@ -122,8 +123,7 @@ def encode_waiting(
         if claimed is None:  # the job was removed or cancelled meanwhile
             continue
         on_claim(claimed)
-        with engine.connect() as connection:
-            items = load_payload(connection, dispatch.chunk_id)
+        items = ask(engine, load_payload, dispatch.chunk_id)
         reasons = {
             position: find_side_failure(item.text, max_text_chars)
             for position, item in enumerate(items)
@@ -181,8 +181,7 @@ COUNT_JOBS = text("SELECT count(*) FROM vectormill.jobs WHERE state <> 'deleting
 
 
 def count_jobs(engine: Engine) -> int:
-    with engine.connect() as connection:
-        return int(connection.execute(COUNT_JOBS).scalar_one())
+    return int(execute(engine, COUNT_JOBS).scalar_one())
 
 
 def assert_problem(answer: httpx.Response, status: int, code: str, *said: str) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, text
 
 from indexer.context import RunContext
 from tests.api_server import encode_waiting
+from tests.database import ask, execute
 from tests.protocol import SPEC, submit
 from vectormill.collections.collection import Generation
 from vectormill.collections.swaps import open_target_generation, swap_generations
@@ -23,17 +24,9 @@ from vectormill.models.registry import Registry
 from vectormill.runs.run import CHECKING, REINDEX, RUNNING, Run, RunCounts
 from vectormill.settings import Settings
 
-T = TypeVar("T")
-
 # NEXT is another vector space that fits the same column; the vectors of BITS need another column.
 NEXT: Final = replace(SPEC, revision="2")
 BITS: Final = replace(SPEC, revision="2", vector_type=BINARY)
-
-
-def ask(engine: Engine, act: Callable[..., T], *arguments: Any) -> T:
-    """Return the result of `act`, called with a connection in a transaction of its own."""
-    with engine.begin() as connection:
-        return act(connection, *arguments)
 
 
 def encode_all(engine: Engine) -> None:
@@ -58,8 +51,7 @@ def swap(engine: Engine, building: Generation) -> None:
 
 def rows_of(engine: Engine, table: str) -> dict[str, int]:
     """Return the sequence number of the writing job of each row, by key."""
-    with engine.connect() as connection:
-        return {row.key: row.job_seq for row in connection.execute(text(f"SELECT key, job_seq FROM {table}"))}
+    return {row.key: row.job_seq for row in execute(engine, f"SELECT key, job_seq FROM {table}")}
 
 
 def table_of(generation: Generation) -> str:

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Engine, text
 
 from indexer.context import RunContext
 from tests.building import hold_nothing
+from tests.database import ask
 from tests.protocol import SPEC
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import open_collection
@@ -95,8 +96,7 @@ def start_run(
 
 
 def indexes_of(engine: Engine, generation: Generation) -> list[FoundIndex]:
-    with engine.connect() as connection:
-        return find_indexes(connection, generation.id)
+    return ask(engine, find_indexes, generation.id)
 
 
 def names_of(engine: Engine, generation: Generation) -> list[str]:

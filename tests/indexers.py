@@ -13,6 +13,7 @@ from sqlalchemy import Engine, text
 from indexer.context import RunContext
 from indexer.main import serve
 from indexer.reindexing import open_run_source
+from tests.database import ask, execute
 from tests.protocol import submit
 from tests.waiting import wait_for
 from vectormill.domain.errors import SourceFailed
@@ -67,8 +68,7 @@ def row(key: str, content: str, **metadata: Any) -> Item:
 def make_collection(engine: Engine, name: str = "docs") -> None:
     """Make an empty collection with the vector space of the stand-in worker."""
     submit(engine, [Item("seed", b"seed")], collection=name)
-    with engine.begin() as connection:
-        connection.execute(text("DELETE FROM vectormill.jobs"))
+    execute(engine, "DELETE FROM vectormill.jobs")
 
 
 @contextmanager
@@ -101,15 +101,13 @@ def indexing(
 
 
 def start_run(engine: Engine, collection: str = "docs", kind: str = REINDEX, **options: Any) -> UUID:
-    with engine.begin() as connection:
-        run = create_run(connection, collection, kind, options=options)
+    run = ask(engine, create_run, collection, kind, options=options)
     assert run is not None
     return run.id
 
 
 def look(engine: Engine, run_id: UUID) -> Run:
-    with engine.connect() as connection:
-        return find_run(connection, run_id)
+    return ask(engine, find_run, run_id)
 
 
 def await_run(engine: Engine, run_id: UUID) -> Run:
@@ -141,5 +139,4 @@ COUNT_ENCODED = text("SELECT coalesce(sum(num_items), 0) FROM vectormill.jobs WH
 
 def count_encoded(engine: Engine) -> int:
     """Count the items of all jobs that runs have submitted."""
-    with engine.connect() as connection:
-        return int(connection.execute(COUNT_ENCODED).scalar_one())
+    return int(execute(engine, COUNT_ENCODED).scalar_one())

@@ -8,8 +8,9 @@ from typing import Any, cast
 from uuid import uuid4
 
 import numpy as np
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
+from tests.database import ask, execute
 from tests.protocol import SPEC, dispatch_all, vector_of
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import Job
@@ -108,16 +109,12 @@ def run_to_end(database: Engine, encoder: ChunkEncoder, job: Job, rounds: int = 
     """
     outcomes = []
     for _ in range(rounds):
-        with database.begin() as connection:
-            connection.execute(
-                text("UPDATE vectormill.chunks SET available_at = now() WHERE state = 'pending'")
-            )
-            rescue_unclaimed_chunks(connection, timeout_seconds=-1)
+        execute(database, "UPDATE vectormill.chunks SET available_at = now() WHERE state = 'pending'")
+        ask(database, rescue_unclaimed_chunks, timeout_seconds=-1)
         outcomes += [
             encoder.encode_chunk(dispatch.chunk_id)["outcome"] for dispatch in dispatch_all(database)
         ]
-        with database.connect() as connection:
-            found = find_job(connection, job.id)
+        found = ask(database, find_job, job.id)
         if found.is_terminal:
             return found, outcomes
     raise AssertionError(f"the job did not end: {outcomes}")

@@ -6,6 +6,7 @@ from unittest.mock import patch
 import numpy as np
 from sqlalchemy import Engine
 
+from tests.database import ask
 from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.protocol import SPEC, claim, dispatch_all, results_of, submit
 from vectormill.domain.encoding import EncodingSpec
@@ -26,8 +27,7 @@ def keep_outputs(engine: Engine, grace_seconds: float = 0, part_bytes: int = 1) 
     """
     num_steps = 0
     while True:
-        with engine.begin() as connection:
-            claimed = claim_output(connection, "test", 30)
+        claimed = ask(engine, claim_output, "test", 30)
         if claimed is None:
             return num_steps
         num_steps += 1
@@ -41,8 +41,7 @@ def keep_outputs(engine: Engine, grace_seconds: float = 0, part_bytes: int = 1) 
 
 def finish(engine: Engine, claimed: Claim) -> None:
     """Encode and commit a chunk of scores or records with known results, as a worker does."""
-    with engine.connect() as connection:
-        items = load_payload(connection, claimed.chunk_id)
+    items = ask(engine, load_payload, claimed.chunk_id)
     results = results_of(claimed.spec, list(items))
     outcome = ChunkOutcome({}, 1, 1)
     PostgresSink(engine, threading.Event()).commit(claimed, items, np.arange(len(items)), results, outcome)

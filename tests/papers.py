@@ -6,6 +6,7 @@ from sqlalchemy import Engine, text
 
 from indexer.follower import follow_collection
 from tests.api_server import encode_waiting
+from tests.database import ask, execute
 from tests.protocol import SPEC, make_items, submit
 from vectormill.db.parameters import to_jsonb
 from vectormill.domain.encoding import EncodingSpec
@@ -33,13 +34,11 @@ def set_source(
     engine: Engine, query: str = QUERY, split: dict[str, Any] | None = None, **options: Any
 ) -> None:
     values = {"query": query, "key": "id", "text": "body", "metadata": ["lang"]} | options
-    with engine.begin() as connection:
-        connection.execute(SET_SOURCE, {"options": to_jsonb(values), "split": to_jsonb(split or {})})
+    execute(engine, SET_SOURCE, options=to_jsonb(values), split=to_jsonb(split or {}))
 
 
 def follow(engine: Engine, **named: str) -> FollowedTable:
-    with engine.begin() as connection:
-        return follow_table(connection, "docs", **named)
+    return ask(engine, follow_table, "docs", **named)
 
 
 def collection_id(engine: Engine) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
+from tests.database import ask
 from tests.kinds import VECTORS, numbers_of, record_bytes, representations_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.task import RECORD, REPRESENTATIONS, SCORE
@@ -64,8 +65,7 @@ def register_worker(
     launcher: UUID | None = None,
 ) -> str:
     """Register a worker by a heartbeat; return its name as an owner of leases."""
-    with engine.begin() as connection:
-        assert beat_worker(connection, name, incarnation, SPEC.model, slots, {}, launcher)
+    assert ask(engine, beat_worker, name, incarnation, SPEC.model, slots, {}, launcher)
     return name_owner(name, incarnation)
 
 
@@ -131,8 +131,7 @@ def vector_of(text: bytes, dimensions: int = SPEC.dimensions) -> npt.NDArray[np.
 
 def complete(engine: Engine, claimed: Claim, failures: dict[int, ItemFailure] | None = None) -> bool:
     """Commit the claimed chunk as a worker would; return True when that ended the job."""
-    with engine.begin() as connection:
-        return complete_on(connection, claimed, failures)
+    return ask(engine, complete_on, claimed, failures)
 
 
 def complete_on(

@@ -8,10 +8,11 @@ from typing import Any
 
 import httpx
 import openai
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from indexer.batches import keep_next
 from tests.api_server import encode_waiting
+from tests.database import execute
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
@@ -80,7 +81,4 @@ def load_file(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]
 
 def end_leases(engine: Engine) -> None:
     """End the leases of all batches, as if their owners had been killed long ago."""
-    with engine.begin() as connection:
-        connection.execute(
-            text("UPDATE vectormill.request_batches SET lease_until = now(), available_at = now()")
-        )
+    execute(engine, "UPDATE vectormill.request_batches SET lease_until = now(), available_at = now()")

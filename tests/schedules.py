@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
+from tests.database import ask, execute
 from tests.protocol import make_items, submit
 from vectormill.schedules.schedule import NewSchedule, Schedule
 from vectormill.schedules.schedules import create_schedule
@@ -35,15 +36,13 @@ def make_collection(engine: Engine, name: str, kind: str = "sql") -> None:
 
 
 def add_source(engine: Engine, name: str, kind: str = "sql") -> None:
-    with engine.begin() as connection:
-        connection.execute(INSERT_SOURCE, {"name": name, "kind": kind})
+    execute(engine, INSERT_SOURCE, name=name, kind=kind)
 
 
 def make_schedule(engine: Engine, name: str, cron: str = "0 2 * * *", **given: Any) -> Schedule:
     """Make a schedule for the collection of the same name, or for the one that `collection` names."""
     collection = given.pop("collection", name)
-    with engine.begin() as connection:
-        return create_schedule(connection, NewSchedule(name, collection, cron, **given))
+    return ask(engine, create_schedule, NewSchedule(name, collection, cron, **given))
 
 
 def make_due(engine: Engine, name: str, ago: timedelta = timedelta()) -> datetime:
@@ -54,5 +53,4 @@ def make_due(engine: Engine, name: str, ago: timedelta = timedelta()) -> datetim
 
 
 def list_runs(engine: Engine, name: str | None = None) -> list[Any]:
-    with engine.connect() as connection:
-        return list(connection.execute(LIST_RUNS, {"name": name}))
+    return list(execute(engine, LIST_RUNS, name=name))

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
+from tests.database import ask
 from tests.protocol import SPEC
 from tests.services import connected_engine, migrated_database
 from vectormill.collections.collection import Generation
@@ -46,13 +47,11 @@ class Searched:
     vectors: npt.NDArray[np.float32]
 
     def generation(self) -> Generation:
-        with self.engine.connect() as connection:
-            return find_generation(connection, "docs")
+        return ask(self.engine, find_generation, "docs")
 
     def search(self, query: npt.NDArray[np.float32] | None = None, **options: Any) -> Any:
-        with self.engine.connect() as connection:
-            generation = find_generation(connection, "docs")
-            (found,) = find_matches(connection, generation, [(Search(**options), query)])
+        generation = ask(self.engine, find_generation, "docs")
+        (found,) = ask(self.engine, find_matches, generation, [(Search(**options), query)])
         return found
 
     def nearest(
@@ -139,8 +138,7 @@ def fill(connection: Connection, vectors: npt.NDArray[np.float32]) -> None:
 def searched_collection(postgres_url: str) -> Iterator[Searched]:
     vectors = make_vectors()
     with migrated_database(postgres_url) as url, connected_engine(url) as engine:
-        with engine.begin() as connection:
-            fill(connection, vectors)
+        ask(engine, fill, vectors)
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(text("VACUUM ANALYZE"))
         yield Searched(engine, vectors)

@@ -4,8 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
+from tests.database import ask, execute
 from vectormill.webhooks.deliveries import find_delivery, list_deliveries
 from vectormill.webhooks.webhook import Delivery, Webhook, check_events, make_secret
 from vectormill.webhooks.webhooks import create_webhook, find_webhook
@@ -16,13 +17,11 @@ def make_webhook(
 ) -> tuple[int, str]:
     """Make a webhook; return its id and its secret."""
     secret = make_secret()
-    with engine.begin() as connection:
-        return create_webhook(connection, url, "", check_events(events), secret).id, secret
+    return ask(engine, create_webhook, url, "", check_events(events), secret).id, secret
 
 
 def look_at(engine: Engine, webhook_id: int) -> Webhook:
-    with engine.connect() as connection:
-        return find_webhook(connection, webhook_id)
+    return ask(engine, find_webhook, webhook_id)
 
 
 def deliveries_of(engine: Engine, webhook_id: int, state: str | None = None) -> list[Delivery]:
@@ -32,8 +31,7 @@ def deliveries_of(engine: Engine, webhook_id: int, state: str | None = None) -> 
 
 
 def delivery_of(engine: Engine, delivery: Delivery) -> Delivery:
-    with engine.connect() as connection:
-        return find_delivery(connection, delivery.webhook_id, delivery.id)
+    return ask(engine, find_delivery, delivery.webhook_id, delivery.id)
 
 
 def events_of(engine: Engine, webhook_id: int) -> list[dict[str, Any]]:
@@ -42,9 +40,7 @@ def events_of(engine: Engine, webhook_id: int) -> list[dict[str, Any]]:
 
 def make_deliveries_due(engine: Engine) -> None:
     """Make pending deliveries due, as if their backoff or their lease were over."""
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE vectormill.webhook_deliveries SET due_at = now(), lease_until = NULL WHERE state = 'pending'"
-            )
-        )
+    execute(
+        engine,
+        "UPDATE vectormill.webhook_deliveries SET due_at = now(), lease_until = NULL WHERE state = 'pending'",
+    )

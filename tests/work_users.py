@@ -22,6 +22,7 @@ from indexer.context import RunContext
 from indexer.phases import Tools, carry_out
 from scheduler.webhooks import attempt
 from tests.api_server import encode_waiting
+from tests.database import ask
 from tests.indexers import ListedSource, row, start_run
 from tests.obedient_engine import ObedientEngine, encoding_chunks, run_to_end
 from tests.protocol import SPEC, submit
@@ -81,8 +82,7 @@ def apart(engine: Engine) -> Iterator[Engine]:
 def finish_all(user: "User", engine: Engine) -> None:
     """Carry out whatever can be claimed."""
     while True:
-        with engine.begin() as connection:
-            claimed = user.claim(connection)
+        claimed = ask(engine, user.claim)
         if claimed is None:
             return
         user.carry_out(engine, claimed)
@@ -127,8 +127,7 @@ class Deliveries:
 
     def make(self, engine: Engine) -> None:
         webhook, _ = make_webhook(engine)
-        with engine.begin() as connection:
-            post_test(connection, webhook, datetime.now(UTC))
+        ask(engine, post_test, webhook, datetime.now(UTC))
 
     def claim(self, connection: Connection, lease_seconds: float = 30) -> Claimed | None:
         claimed = claim_deliveries(connection, {}, owner="test", most=4, room=9, lease_seconds=lease_seconds)
@@ -169,8 +168,7 @@ class ValidatingBatches:
         with FileWriter(engine) as writer:
             writer.add(content)
             file = writer.finish(BATCH, "lines.jsonl", None)
-        with engine.begin() as connection:
-            create_batch(connection, NewRequestBatch(EMBEDDINGS, file.id, "24h"))
+        ask(engine, create_batch, NewRequestBatch(EMBEDDINGS, file.id, "24h"))
 
     def claim(self, connection: Connection, lease_seconds: float = 30) -> Claimed | None:
         return claim_batch(connection, "test", lease_seconds)
@@ -256,9 +254,8 @@ class Runs:
 
     def carry_out(self, engine: Engine, claimed: Claimed, during: During = never) -> None:
         def check() -> None:
-            with engine.connect() as connection:
-                if find_run(connection, claimed[0].key).state == "cancelling":
-                    raise RunCancelled
+            if ask(engine, find_run, claimed[0].key).state == "cancelling":
+                raise RunCancelled
 
         def open_source(context: RunContext) -> ListedSource:
             if during():
@@ -349,8 +346,7 @@ class Chunks:
 
     def make(self, engine: Engine) -> None:
         job = submit(engine, [Item("key", b"text")])
-        with engine.begin() as connection:
-            mark_queued(connection, [(job.id, 0)])  # begins the job and dispatches no chunk
+        ask(engine, mark_queued, [(job.id, 0)])  # begins the job and dispatches no chunk
 
     def claim(self, connection: Connection, lease_seconds: float = 30) -> Claimed | None:
         demands = list_demands(connection, [SPEC.model], 1)
@@ -405,8 +401,7 @@ class ChunksToStorage(Chunks):
 
     def make(self, engine: Engine) -> None:
         job = submit(engine, [Item("key", b"text")], output_url=new_folder())
-        with engine.begin() as connection:
-            mark_queued(connection, [(job.id, 0)])
+        ask(engine, mark_queued, [(job.id, 0)])
 
     def count_effects(self, connection: Connection) -> Any:
         url = connection.execute(text("SELECT url FROM vectormill.job_outputs")).scalar_one()
@@ -479,8 +474,7 @@ class Inputs:
         new_job = NewJob(SPEC, "docs", output_url=None)
         with JobWriter(engine, new_job, self._settings) as writer:
             add_objects(writer, wanted, SPEC, self._settings)
-            with engine.begin() as connection:
-                writer._write_part(connection)
+            ask(engine, writer._write_part)
             writer.hand_over(wanted, lambda _, job: None)
 
     _settings = Settings(chunk_max_items=2)

@@ -16,6 +16,7 @@ from sqlalchemy import Engine, text
 
 from api.app import create_app
 from tests.api_server import serving
+from tests.database import ask, execute
 from tests.indexed import draw_vectors, make_collection
 from tests.protocol import SPEC, claim_next, complete, make_items, register_worker, submit
 from tests.schedules import add_source, make_schedule
@@ -86,8 +87,7 @@ def beat(engine: Engine, state: str = "running") -> None:
         "padding_waste": 0.01,
         RECENT: write_samples(samples),
     }
-    with engine.begin() as connection:
-        assert beat_worker(connection, WORKER, INCARNATION, SPEC.model, 4, report)
+    assert ask(engine, beat_worker, WORKER, INCARNATION, SPEC.model, 4, report)
 
 
 @pytest.fixture(scope="module")
@@ -294,8 +294,7 @@ def test_a_page_whose_stream_was_refused_at_first_follows_all_the_same(browser: 
         page.goto(f"{site.url}/console/jobs")
         expect(page.locator("#live-mark")).to_be_visible(timeout=PATIENCE)
         complete(site.engine, claim_next(site.engine))
-        with site.engine.connect() as connection:
-            num_done = find_job(connection, site.running).num_done
+        num_done = ask(site.engine, find_job, site.running).num_done
         expect(page.locator(f"#job-{site.running}")).to_contain_text(f"{num_done} of 400", timeout=PATIENCE)
     assert len(refused) == 2
 
@@ -342,8 +341,7 @@ def test_what_cannot_be_done_any_more_is_a_notice_on_the_page(browser: Browser, 
             "**/console/live/**", lambda route: route.abort()
         )  # the page is not told what happens meanwhile
         page.goto(f"{site.url}/console/jobs/{job.id}")
-        with site.engine.begin() as connection:
-            cancel_job(connection, job.id)
+        ask(site.engine, cancel_job, job.id)
         page.get_by_role("button", name="Pause").click()
         expect(page.get_by_role("alert")).to_contain_text("The job is cancelled; only a job that is waiting")
         expect(page.locator(".headline .state")).to_have_text("queued")
@@ -430,9 +428,8 @@ def test_a_key_logs_in_looks_presses_nothing_and_is_shown_out_when_it_is_revoked
 ) -> None:
     monkeypatch.setattr(keyring, "FRESH_SECONDS", 0.0)
     secret = make_secret()
-    with site.engine.begin() as connection:
-        create_key(connection, "looker", secret, "read")
-        create_key(connection, "other", make_secret(), "admin")
+    ask(site.engine, create_key, "looker", secret, "read")
+    ask(site.engine, create_key, "other", make_secret(), "admin")
     try:
         with opened_quietly(browser, "light", DESKTOP) as page:
             page.goto(f"{site.url}/console/jobs/{site.running}")
@@ -446,10 +443,8 @@ def test_a_key_logs_in_looks_presses_nothing_and_is_shown_out_when_it_is_revoked
             expect(page.get_by_role("button", name="Pause")).to_be_disabled()
             expect(page.get_by_text("Your key has scope read")).to_be_visible()
             assert find_violations(page) == []
-            with site.engine.begin() as connection:
-                revoke_key(connection, "looker")
+            ask(site.engine, revoke_key, "looker")
             page.goto(f"{site.url}/console/queue")
             expect(page.get_by_role("heading", name="Log in")).to_be_visible()
     finally:
-        with site.engine.begin() as connection:
-            connection.execute(text("DELETE FROM vectormill.api_keys"))
+        execute(site.engine, "DELETE FROM vectormill.api_keys")

@@ -14,6 +14,7 @@ from sqlalchemy import Engine, text
 
 from scheduler.pruner import Pruner
 from tests.api_server import NDJSON, api_client, assert_problem, delete, lines, many
+from tests.database import ask, execute
 from tests.protocol import make_items, submit
 from tests.waiting import wait_for
 from vectormill.client import Client
@@ -165,8 +166,7 @@ def test_the_same_key_with_another_body_is_refused_and_makes_nothing(
     assert_problem(post(api, made, made.other), made.refusal, "idempotency-mismatch")
     assert post(api, made).json() == first.json()
     if made.name == "run":  # a push that is refused is told of by a failed run, as ever
-        with engine.begin() as connection:
-            connection.execute(text("DELETE FROM vectormill.runs WHERE state = 'failed'"))
+        execute(engine, "DELETE FROM vectormill.runs WHERE state = 'failed'")
     assert count(engine, made.table) == 1
 
 
@@ -198,8 +198,7 @@ def test_two_api_keys_may_use_one_idempotency_key_for_two_things(
     answers = []
     for name in ("ours", "theirs"):
         secret = make_secret()
-        with engine.begin() as connection:
-            create_key(connection, name, secret, "admin", None)
+        ask(engine, create_key, name, secret, "admin", None)
         answers += [post(api, made, headers=KEY | {"Authorization": f"Bearer {secret}"}) for _ in range(2)]
     ours, ours_again, theirs, theirs_again = (answer.json()[made.name] for answer in answers)
     assert ours == ours_again != theirs == theirs_again
@@ -245,14 +244,12 @@ def test_a_transaction_that_fails_leaves_neither_the_thing_nor_its_key(engine: E
 
     with pytest.raises(ConnectionError), engine.begin() as connection:
         make_once(connection, "run", "k", b"content", fail)
-    with engine.begin() as connection:
-        assert make_once(connection, "run", "k", b"other content", lambda: "made") == "made"
+    assert ask(engine, make_once, "run", "k", b"other content", lambda: "made") == "made"
 
 
 def test_a_repetition_waits_for_the_transaction_that_makes_the_first(engine: Engine) -> None:
     def repeat() -> str:
-        with engine.begin() as connection:
-            return make_once(connection, "run", "k", b"content", lambda: "second")
+        return ask(engine, make_once, "run", "k", b"content", lambda: "second")
 
     with ThreadPoolExecutor(1) as threads:
         with engine.begin() as connection:
@@ -264,8 +261,7 @@ def test_a_repetition_waits_for_the_transaction_that_makes_the_first(engine: Eng
 
 def is_waiting(engine: Engine) -> bool:
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    with engine.connect() as connection:
-        return bool(connection.execute(text(waiting)).scalar_one())
+    return bool(execute(engine, waiting).scalar_one())
 
 
 def test_a_key_is_kept_for_a_day(api: httpx.Client, engine: Engine) -> None:

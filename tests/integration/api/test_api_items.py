@@ -32,6 +32,7 @@ from tests.api_server import (
     serving,
     submit,
 )
+from tests.database import execute
 from tests.protocol import vector_of
 from tests.schedules import add_source, make_schedule
 from tests.waiting import wait_for
@@ -159,8 +160,7 @@ LEDGER: Final = text("""
 
 
 def read_ledger(engine: Engine) -> set[tuple[str, str]]:
-    with engine.connect() as connection:
-        return {(kind, name) for kind, name in connection.execute(LEDGER)}
+    return {(kind, name) for kind, name in execute(engine, LEDGER)}
 
 
 def test_a_hostile_key_reaches_nothing_but_the_item_of_this_key(engine: Engine) -> None:
@@ -323,8 +323,7 @@ IS_WRITER_BLOCKED = text(r"""
 
 
 def is_blocked(engine: Engine) -> bool:
-    with engine.connect() as connection:
-        return bool(connection.execute(IS_WRITER_BLOCKED).scalar_one())
+    return bool(execute(engine, IS_WRITER_BLOCKED).scalar_one())
 
 
 def count_waiting(puts: Puts) -> int:

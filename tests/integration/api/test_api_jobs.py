@@ -24,6 +24,7 @@ from tests.api_server import (
     serving,
     submit,
 )
+from tests.database import ask, execute
 from vectormill.keys import keyring
 from vectormill.operation import CONFIRMATION
 from vectormill.operations import OPERATIONS
@@ -57,10 +58,7 @@ def test_pages_of_jobs_are_newest_first_and_lose_none(client: httpx.Client) -> N
 
 def test_jobs_are_listed_by_collection_and_time_of_submission(engine: Engine, client: httpx.Client) -> None:
     ids = [submit(client, ITEMS, collection=name)["id"] for name in ("docs", "docs", "tickets")]
-    with engine.begin() as connection:
-        connection.execute(
-            text("UPDATE vectormill.jobs SET created_at = '2026-03-01T23:30Z' WHERE id = :id"), {"id": ids[0]}
-        )
+    execute(engine, "UPDATE vectormill.jobs SET created_at = '2026-03-01T23:30Z' WHERE id = :id", id=ids[0])
 
     def listed(**query: str) -> list[int]:
         answer = client.get("/v1/jobs", params=query)
@@ -123,17 +121,13 @@ def test_the_first_eight_digits_of_an_id_name_the_job_unless_another_begins_so_t
     assert len(client.get(f"{short}/vectors").text.splitlines()) == 3
     assert_problem(client.get(f"/v1/jobs/{job_id[:7]}"), 404, "job-not-found", "at least the first 8 digits")
     copy_id = job_id[:-12] + ("0" * 12 if job_id[-12:] != "0" * 12 else "1" * 12)
-    with engine.begin() as connection:
-        connection.execute(COPY_JOB, {"copy_id": copy_id, "job_id": job_id, "state": "completed"})
+    execute(engine, COPY_JOB, copy_id=copy_id, job_id=job_id, state="completed")
     for method in ("GET", "DELETE"):
         answer = client.request(method, short, headers={CONFIRMATION: job_id[:8]})
         assert_problem(answer, 404, "job-not-found", f"Several ids begin with {job_id[:8]}: ")
         assert job_id in answer.json()["detail"]
         assert copy_id in answer.json()["detail"]
-    with engine.begin() as connection:
-        connection.execute(
-            text("UPDATE vectormill.jobs SET state = 'deleting' WHERE id = :id"), {"id": copy_id}
-        )
+    execute(engine, "UPDATE vectormill.jobs SET state = 'deleting' WHERE id = :id", id=copy_id)
     assert client.delete(short, headers={CONFIRMATION: job_id[:8]}).status_code == 204
     assert_problem(client.get(short), 404, "job-not-found", "may have been deleted")
 
@@ -186,8 +180,7 @@ def test_a_job_is_deleted_when_it_has_ended_and_its_rows_in_a_collection_stay(
         answer = client.request(method, path + rest, headers={CONFIRMATION: path.rpartition("/")[2]})
         assert_problem(answer, 404, "job-not-found", "may have been deleted")
     assert client.get("/v1/jobs").json()["data"] == []
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 4
+    assert execute(engine, "SELECT count(*) FROM docs").scalar_one() == 4
 
 
 def test_a_job_is_paused_and_resumed_as_often_as_one_likes_until_it_has_ended(
@@ -229,8 +222,7 @@ def test_a_stream_of_progress_tells_when_a_job_waits_for_something_else(
         assert answer.headers["content-type"].startswith("text/event-stream")
         data = (line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: "))
         assert "No live worker serves" in json.loads(next(data))["waiting_because"]
-        with engine.begin() as connection:
-            beat_worker(connection, "w", uuid4(), job["model"], 4, {"state": "loading"})
+        ask(engine, beat_worker, "w", uuid4(), job["model"], 4, {"state": "loading"})
         assert "w is loading" in json.loads(next(data))["waiting_because"]
         encode_waiting(engine)
         last = json.loads(list(data)[-1])

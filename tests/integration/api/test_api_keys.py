@@ -7,12 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, event
 
 from api.app import create_app
 from api.door.scopes import RULES, find_scope
 from api.openai.operations import OPERATIONS as OTHER_OPERATIONS
 from tests.api_server import ITEMS, SMALL, api_client, assert_problem
+from tests.database import execute
 from vectormill.client import Client
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import Conflict
@@ -74,8 +75,7 @@ def test_an_idempotency_key_belongs_to_the_api_key_that_brought_it(
     # A key that was kept before the first API key has no owner; repeating it must not make a second job.
     old = {"Idempotency-Key": "of-old"}
     assert client.post("/v1/jobs", json=JOB, headers=old | ours).json()["id"] == before
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.jobs SET created_at = now() - interval '25 hours'"))
+    execute(engine, "UPDATE vectormill.jobs SET created_at = now() - interval '25 hours'")
     assert client.post("/v1/jobs", json=JOB, headers=old | theirs).json()["id"] != before
 
 
@@ -260,8 +260,7 @@ def test_there_are_no_more_keys_than_every_process_can_compare_and_no_secret_is_
 ) -> None:
     monkeypatch.setattr("vectormill.keys.api_keys.MAX_KEYS", 2)
     secret = add_key(engine, "first")["Authorization"].removeprefix("Bearer ")
-    with engine.connect() as connection:
-        kept = connection.execute(text("SELECT * FROM vectormill.api_keys")).one()
+    kept = execute(engine, "SELECT * FROM vectormill.api_keys").one()
     assert (secret[:4], len(secret), len(kept.hash)) == ("vmk_", 47, 32)
     assert secret not in str(tuple(kept))
     add_key(engine, "second", lifetime=timedelta(seconds=-1))

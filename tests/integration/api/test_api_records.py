@@ -15,6 +15,7 @@ from sqlalchemy import Engine, text
 
 from tests.api_server import JSON, api_client, assert_problem, lines
 from tests.chunk_work import encode_all, working
+from tests.database import execute
 from tests.indexers import KeptSource, indexing
 from tests.models import DEVICE
 from tests.rexuninlu import GOLDEN, describe, find_case, summarize
@@ -123,8 +124,7 @@ def test_a_command_fills_a_collection_of_records(
         main(("extract", *arguments, "--collection", "entities", "--api-url", str(client.base_url)))
     assert not end.value.code
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    with engine.connect() as connection:
-        kept = connection.execute(text("SELECT key, output FROM entities ORDER BY key")).all()
+    kept = execute(engine, "SELECT key, output FROM entities ORDER BY key").all()
     assert [row.key for row in kept] == [row["key"] for row in rows]
     for row, listed in zip(kept, rows, strict=True):
         assert [path for name in sorted(row.output) for path in row.output[name]] == listed["output"]

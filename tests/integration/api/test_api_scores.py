@@ -15,6 +15,7 @@ from sqlalchemy import Engine, text
 from tests.api_server import JSON, api_client, assert_problem, lines
 from tests.chunk_work import encode_all, working
 from tests.classifiers import STRUCTBERT
+from tests.database import execute
 from tests.indexers import KeptSource, indexing
 from tests.models import DEVICE
 from tests.queries import listening
@@ -143,8 +144,7 @@ def test_scores_are_kept_in_a_collection_and_told_by_sql_items_and_exports(
     assert np.abs(found - PROBABILITIES).max() < 2e-5
 
     by_key = {row["key"]: row for row in rows}
-    with engine.connect() as connection:
-        kept = connection.execute(text("SELECT key, score, label, text, text_pair FROM duplicates")).all()
+    kept = execute(engine, "SELECT key, score, label, text, text_pair FROM duplicates").all()
     assert {row.key: (row.label, row.text, row.text_pair) for row in kept} == {
         item["key"]: (by_key[item["key"]]["label"], item["text"], item["text_pair"]) for item in ITEMS
     }
@@ -243,8 +243,7 @@ def test_commands_fill_a_collection_of_scores_and_tell_of_it(
     assert [row for row in rows if row["key"] != "put"] == [
         scored[row["key"]] for row in rows if row["key"] != "put"
     ]
-    with engine.connect() as connection:
-        found = connection.execute(text("SELECT key, score, label FROM duplicates")).all()
+    found = execute(engine, "SELECT key, score, label FROM duplicates").all()
     assert {row.key for row in found} == {*scored, "put"}
 
 

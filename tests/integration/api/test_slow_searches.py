@@ -9,6 +9,7 @@ from sqlalchemy import Engine, event, text
 
 from api.search_pool import SEARCH_CONNECTIONS, SearchPool
 from tests.api_server import ITEMS, api_client, assert_problem, encode_waiting, many, submit
+from tests.database import ask
 from tests.protocol import vector_of
 from tests.waiting import wait_for
 from vectormill.collections.collections import find_generation
@@ -83,8 +84,7 @@ def test_searches_that_come_together_and_cost_alike_share_a_statement(engine: En
     with api_client(engine) as client:
         submit(client, many(30), collection="docs")
         encode_waiting(engine)
-    with engine.connect() as connection:
-        generation = find_generation(connection, "docs")
+    generation = ask(engine, find_generation, "docs")
     texts = [f"text {number}" for number in range(30)]
     wanted = [(Search(limit=1 if number % 2 else 200), text) for number, text in enumerate(texts)]
     statements: list[str] = []
@@ -115,15 +115,14 @@ def test_what_cheap_searches_take_is_learned_and_more_of_them_are_run_together(e
     with api_client(engine) as client:
         submit(client, many(10), collection="docs")
         encode_waiting(engine)
-    with engine.connect() as connection:
-        generation = find_generation(connection, "docs")
+    generation = ask(engine, find_generation, "docs")
     num_begun = 0
 
     def count(connection: object) -> None:
         nonlocal num_begun
         num_begun += 1
 
-    async def ask(pool: SearchPool, num_searches: int, seconds_each: float) -> int:
+    async def count_begun(pool: SearchPool, num_searches: int, seconds_each: float) -> int:
         nonlocal num_begun
         num_begun = 0
         pool.seconds_each[generation.id] = seconds_each
@@ -132,12 +131,12 @@ def test_what_cheap_searches_take_is_learned_and_more_of_them_are_run_together(e
         assert all(nearest.matches[0].key == "k4" for (nearest,) in found)
         return num_begun
 
-    async def ask_twice(pool: SearchPool) -> tuple[int, int]:
-        return await ask(pool, 30, 10.0), await ask(pool, 30, 0.0001)
+    async def count_twice(pool: SearchPool) -> tuple[int, int]:
+        return await count_begun(pool, 30, 10.0), await count_begun(pool, 30, 0.0001)
 
     pool = SearchPool(engine, 30, 100)
     event.listen(engine, "begin", count)
-    num_slow, num_fast = asyncio.run(ask_twice(pool))
+    num_slow, num_fast = asyncio.run(count_twice(pool))
     pool.close()
     assert num_slow >= SEARCH_CONNECTIONS  # a share for each connection
     assert num_fast == 1

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 from indexer.batches import process_batch
 from tests.acceptance.relay import relay
 from tests.api_server import encode_waiting
+from tests.database import execute
 from tests.request_batches import create, end_leases, finish, keep_all, line, load_file, write
 from vectormill.batches.batches import HeldBatch, claim_batch
 from vectormill.batches.files import FileWriter
@@ -79,10 +80,7 @@ def test_what_is_asked_for_again_is_the_same_batch_unless_it_is_wanted_twice(
     assert second != first  # nobody asks again for what they cancelled
     finish(engine)
     assert ask() == second
-    with engine.begin() as connection:
-        connection.execute(
-            text("UPDATE vectormill.request_batches SET created_at = now() - interval '11 minutes'")
-        )
+    execute(engine, "UPDATE vectormill.request_batches SET created_at = now() - interval '11 minutes'")
     assert ask() != second
 
 

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.api_server import api_client, delete, encode_waiting
+from tests.database import ask, execute
 from tests.protocol import make_items, submit, vector_of
 from tests.request_batches import MODEL, create, finish, keep_all, line, load_file, official_client, write
 from vectormill.jobs.deletion import discard_expired_jobs
@@ -86,8 +87,7 @@ def test_a_line_that_is_wrong_is_told_of_in_the_error_file_and_takes_no_other_wi
         told = error["response"]["body"]["error"]
         assert (told["code"], error["custom_id"]) == (code, custom_id), told
         assert told["message"].startswith("Line ")
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT count(*) FROM vectormill.request_refusals")).scalar_one() == 0
+    assert execute(engine, "SELECT count(*) FROM vectormill.request_refusals").scalar_one() == 0
 
 
 def test_a_file_without_a_line_that_can_be_answered_fails_with_its_reasons(
@@ -168,8 +168,7 @@ def test_a_batch_cancelled_in_progress_keeps_what_is_done_and_tells_of_the_rest(
     assert (len(answers), len(errors)) == (batch.request_counts.completed, batch.request_counts.failed)
     assert [each["custom_id"] for each in answers + errors] == [str(n) for n in range(100)]
     assert {each["error"]["code"] for each in errors} == {"batch_cancelled"}
-    with engine.connect() as connection:
-        assert find_job(connection, job_id).state == "cancelled"
+    assert ask(engine, find_job, job_id).state == "cancelled"
 
 
 def get_job_id(client: openai.OpenAI, batch_id: str) -> UUID:
@@ -183,8 +182,7 @@ def test_a_batch_whose_window_is_over_expires_with_the_answers_that_are_there(
 ) -> None:
     batch = create(client, write(line("a", "b")), completion_window="1m")
     keep_all(engine)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.request_batches SET expires_at = now()"))
+    execute(engine, "UPDATE vectormill.request_batches SET expires_at = now()")
     keep_all(engine)
     batch = client.batches.retrieve(batch.id)
     assert (batch.status, batch.output_file_id) == ("expired", None)
@@ -210,13 +208,11 @@ def test_the_job_of_a_batch_is_steered_like_any_other_and_the_batch_shows_it(
     job_id = get_job_id(client, batch.id)
     job = http.get(f"/v1/jobs/{job_id}").json()
     assert (job["metadata"], job["collection"], job["num_items"]) == ({"batch": batch.id}, None, 1)
-    with engine.begin() as connection:
-        pause_job(connection, job_id)
+    ask(engine, pause_job, job_id)
     assert client.batches.retrieve(batch.id).to_dict()["job_state"] == "paused"
     keep_all(engine)
     assert client.batches.retrieve(batch.id).status == "in_progress"
-    with engine.begin() as connection:
-        resume_job(connection, job_id)
+    ask(engine, resume_job, job_id)
     finish(engine)
     batch = client.batches.retrieve(batch.id)
     assert batch.status == "completed"
@@ -235,20 +231,14 @@ def test_the_job_of_a_batch_stays_as_long_as_its_answers(client: openai.OpenAI, 
     batch = create(client, write(line("a", "b")))
     keep_all(engine)
     encode_waiting(engine)
-    assert discard_jobs(engine) == 0, "the batch has not ended"
+    assert ask(engine, discard_expired_jobs, retention_seconds=-1.0) == 0, "the batch has not ended"
     keep_all(engine)
     output = client.batches.retrieve(batch.id).output_file_id
-    assert discard_jobs(engine) == 0, "its answers are read from the job"
+    assert ask(engine, discard_expired_jobs, retention_seconds=-1.0) == 0, "its answers are read from the job"
     assert len(load_file(client, output)) == 1
     assert output is not None
     client.files.delete(output)
-    assert discard_jobs(engine) == 1
-
-
-def discard_jobs(engine: Engine) -> int:
-    """Discard all ended jobs, as the pruner does when their retention is over. Return how many."""
-    with engine.begin() as connection:
-        return discard_expired_jobs(connection, retention_seconds=-1.0)
+    assert ask(engine, discard_expired_jobs, retention_seconds=-1.0) == 1
 
 
 def test_batches_are_listed_in_pages_newest_first(client: openai.OpenAI) -> None:

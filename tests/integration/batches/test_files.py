@@ -10,6 +10,7 @@ from sqlalchemy import Engine, text
 
 from scheduler.pruner import Pruner
 from tests.api_server import api_client
+from tests.database import execute
 from vectormill.batches.files import PART_BYTES
 
 LINES = b"".join(b'{"custom_id": "%d"}\n' % number for number in range(1000))
@@ -26,8 +27,7 @@ def http(engine: Engine) -> Iterator[httpx.Client]:
 
 
 def count(engine: Engine, table: str) -> int:
-    with engine.connect() as connection:
-        return int(connection.execute(text(f"SELECT count(*) FROM vectormill.{table}")).scalar_one())
+    return int(execute(engine, f"SELECT count(*) FROM vectormill.{table}").scalar_one())
 
 
 def make_form(*parts: tuple[str, str, bytes]) -> bytes:
@@ -151,10 +151,7 @@ def test_what_is_past_its_time_is_not_found_and_then_removed(client: openai.Open
     )
     assert file.expires_at == file.created_at + 3600
     kept = client.files.create(file=("y", LINES), purpose="batch")
-    with engine.begin() as connection:
-        connection.execute(
-            text("UPDATE vectormill.request_files SET expires_at = now() WHERE filename = 'x'")
-        )
+    execute(engine, "UPDATE vectormill.request_files SET expires_at = now() WHERE filename = 'x'")
     with pytest.raises(openai.NotFoundError):
         client.files.retrieve(file.id)
     Pruner(engine, 86400, 3600).prune()
@@ -172,7 +169,4 @@ def test_an_upload_whose_api_was_killed_is_removed_when_it_was_silent_for_long(e
             """)
         )
     Pruner(engine, 86400, 3600).prune()
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT filename FROM vectormill.request_files")).scalars().all() == [
-            "young"
-        ]
+    assert execute(engine, "SELECT filename FROM vectormill.request_files").scalars().all() == ["young"]

@@ -6,6 +6,7 @@ from redis import Redis
 from sqlalchemy import Engine, text
 
 from scheduler.dispatcher import Dispatcher
+from tests.database import execute
 from tests.protocol import SPEC, make_items, register_worker, submit
 from vectormill.broker.app import make_app
 from vectormill.broker.queues import QueueReader, RedisLossDetector, list_of
@@ -30,5 +31,4 @@ def test_after_a_flush_the_first_look_dispatches_again(engine: Engine, redis_url
         assert dispatcher.recall_lost_messages()
         assert dispatcher.dispatch() == 1
         assert redis.llen(list_of(SPEC.model, DEFAULT_PRIORITY)) == 1
-    with engine.connect() as connection:
-        assert connection.execute(DISPATCH_SEQ).scalar_one() == 2
+    assert execute(engine, DISPATCH_SEQ).scalar_one() == 2

@@ -7,18 +7,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from uuid import UUID
 
 from redis import Redis
 from sqlalchemy import Engine, TextClause, text
 
+from tests.database import ask, execute
 from tests.protocol import SPEC, claim_next, complete, dispatch_all, make_items, register_worker, submit
 from tests.schedules import list_runs, make_collection, make_due, make_schedule
 from tests.waiting import wait_for
 from vectormill.broker.queues import SENTINEL_KEY, list_of
 from vectormill.jobs.chunks import release_chunk
 from vectormill.jobs.deletion import discard_job
-from vectormill.jobs.job import COMPLETED, Job
+from vectormill.jobs.job import COMPLETED
 from vectormill.jobs.jobs import cancel_job, find_job, lock_job
 from vectormill.processes.lifetimes import free_port
 from vectormill.workers.workers import is_scheduler_alive
@@ -62,8 +62,7 @@ def test_a_scheduler_says_that_it_was_elected_dispatches_and_stops_when_told_to(
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     assert ELECTED in log.read_text()
-    with engine.connect() as connection:
-        assert is_scheduler_alive(connection)
+    assert ask(engine, is_scheduler_alive)
 
 
 def test_a_scheduler_counts_what_commits_have_only_noted(
@@ -123,8 +122,7 @@ def test_a_scheduler_that_meets_an_error_of_the_database_is_elected_again(
 
 
 def rename(engine: Engine, old: str, new: str) -> None:
-    with engine.begin() as connection:
-        connection.execute(text(f"ALTER TABLE vectormill.{old} RENAME TO {new}"))
+    execute(engine, f"ALTER TABLE vectormill.{old} RENAME TO {new}")
 
 
 # Whoever deletes a chunk waits until the test lets go of the lock.
@@ -152,7 +150,7 @@ def test_a_deletion_that_takes_long_delays_neither_dispatch_nor_reaping_nor_the_
     with engine.begin() as holder:
         holder.execute(text("SELECT pg_advisory_xact_lock(4711)"))
         with running_scheduler(database_url, redis_url, tmp_path / "scheduler.log"):
-            wait_for(lambda: is_true(engine, IS_DELETING))
+            wait_for(lambda: scalar(engine, IS_DELETING) is True)
             cancelled = submit(engine, make_items(4))
             claimed = claim_next(engine)  # before there is a worker: the scheduler would be as fast
             register_worker(engine)
@@ -161,7 +159,7 @@ def test_a_deletion_that_takes_long_delays_neither_dispatch_nor_reaping_nor_the_
                 release_chunk(connection, claimed, "the worker was asked to stop", is_counted=False)
             submit(engine, make_items(4))
             wait_for(lambda: count_queued(engine) == 1)
-            wait_for(lambda: find(engine, cancelled.id).state == "cancelled")  # by the reaper
+            wait_for(lambda: ask(engine, find_job, cancelled.id).state == "cancelled")  # by the reaper
             began = scalar(engine, BEAT_AT)
             wait_for(lambda: scalar(engine, BEAT_AT) != began)
             assert scalar(engine, COUNT_JOBS) == 3
@@ -174,23 +172,12 @@ COUNT_JOBS = text("SELECT count(*) FROM vectormill.jobs")
 
 
 def scalar(engine: Engine, statement: TextClause) -> object:
-    with engine.connect() as connection:
-        return connection.execute(statement).scalar_one()
-
-
-def find(engine: Engine, job_id: UUID) -> Job:
-    with engine.connect() as connection:
-        return find_job(connection, job_id)
-
-
-def is_true(engine: Engine, statement: TextClause) -> bool:
-    return scalar(engine, statement) is True
+    return execute(engine, statement).scalar_one()
 
 
 def count_queued(engine: Engine) -> int:
     queued = text("SELECT count(*) FROM vectormill.chunks WHERE state = 'queued'")
-    with engine.connect() as connection:
-        return int(connection.execute(queued).scalar_one())
+    return int(execute(engine, queued).scalar_one())
 
 
 def test_what_is_due_makes_its_run_while_redis_is_away(

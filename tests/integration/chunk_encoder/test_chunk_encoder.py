@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, text
 
+from tests.database import ask, execute
 from tests.obedient_engine import ObedientEngine, encoding_chunks, run_to_end
 from tests.protocol import LONG, dispatch_all, make_items, submit, vector_of
 from vectormill.domain.errors import ModelError
@@ -76,8 +77,7 @@ def ledger() -> ChunkLedger:
 def encoder(engine: Engine, fake: MarkedEngine, ledger: ChunkLedger) -> Iterator[ChunkEncoder]:
     with encoding_chunks(engine, fake, ledger=ledger, max_attempts=2) as encoder:
         yield encoder
-    with engine.connect() as connection:
-        assert list_workers(connection) == []
+    assert ask(engine, list_workers) == []
 
 
 def test_a_chunk_is_encoded_and_committed_and_says_what_it_did(engine: Engine, encoder: ChunkEncoder) -> None:
@@ -86,8 +86,7 @@ def test_a_chunk_is_encoded_and_committed_and_says_what_it_did(engine: Engine, e
     result = encoder.encode_chunk(dispatch.chunk_id)
     assert (result["outcome"], result["rows"], result["failed"], result["tokens"]) == ("done", 3, 1, 12)
     assert encoder.encode_chunk(dispatch.chunk_id) == {"outcome": "duplicate"}
-    with engine.connect() as connection:
-        ended = find_job(connection, job.id)
+    ended = ask(engine, find_job, job.id)
     assert ended.state == "completed_with_errors"
     assert set(ended.stage_seconds) == {"load", "run", "persist", "held", "device"}
     assert ended.stage_seconds["device"] == pytest.approx(0.1)
@@ -101,9 +100,8 @@ def test_the_items_that_were_cut_are_known_by_key_and_passages_are_counted(
     job = submit(engine, items)
     (dispatch,) = dispatch_all(engine)
     encoder.encode_chunk(dispatch.chunk_id)
-    with engine.connect() as connection:
-        ended = find_job(connection, job.id)
-        page = list_truncated_items(connection, job.id, after=None, limit=10)
+    ended = ask(engine, find_job, job.id)
+    page = ask(engine, list_truncated_items, job.id, after=None, limit=10)
     assert (ended.num_truncated, ended.num_passages, ended.num_reused) == (2, 5, 2)
     assert [(item.item, item.key) for item in page.items] == [(1, "b"), (3, "d")]
 
@@ -123,8 +121,7 @@ def test_a_text_that_ruins_its_chunk_is_found_by_halving_and_fails_alone(
     items[5] = replace(items[5], text=mark)
     job, outcomes = run_to_end(engine, encoder, submit(engine, items, chunk_max_items=8))
     assert (job.state, job.num_done, job.num_failed) == ("completed_with_errors", 7, 1)
-    with engine.connect() as connection:
-        (error,) = list_item_errors(connection, job.id, after=None, limit=10)
+    (error,) = ask(engine, list_item_errors, job.id, after=None, limit=10)
     assert (error.key, error.code) == ("k5", code)
     assert outcomes.count("split") == 3  # 8, 4, 2: the item to blame is alone after three halvings
     blocks = list(read_vectors(engine, job.id))
@@ -141,8 +138,7 @@ def test_the_half_of_a_retried_chunk_in_which_nothing_failed_is_not_encoded_agai
     job, _ = run_to_end(engine, encoder, submit(engine, items, chunk_max_items=8))
     assert (job.num_done, job.num_failed) == (6, 2)
     fake.dies_of_blanks = True
-    with engine.begin() as connection:
-        retry_job(connection, job.id)
+    ask(engine, retry_job, job.id)
     job, outcomes = run_to_end(engine, encoder, job)
     assert "split" in outcomes
     assert (job.state, job.num_done, job.num_failed) == ("completed_with_errors", 6, 2)
@@ -170,12 +166,10 @@ def test_a_cancelled_job_ends_the_chunk_that_is_being_encoded(
     thread = threading.Thread(target=lambda: results.append(encoder.encode_chunk(dispatch.chunk_id)))
     thread.start()
     assert fake.during.wait(60)
-    with engine.begin() as connection:
-        cancel_job(connection, job.id)
+    ask(engine, cancel_job, job.id)
     thread.join(timeout=80)
     assert results == [{"outcome": "cancelled"}]
-    with engine.connect() as connection:
-        assert find_job(connection, job.id).state == "cancelled"
+    assert ask(engine, find_job, job.id).state == "cancelled"
 
 
 def test_the_ledger_tells_ends_dispatches_and_their_times(
@@ -216,8 +210,7 @@ def test_a_commit_that_the_fence_refuses_is_counted_as_stale(
     encode = fake.encode
 
     def lose_the_lease(request: EncodeRequest, cancelled: threading.Event) -> EncodeResult:
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE vectormill.chunks SET fence = fence + 1, lease_owner = 'thief'"))
+        execute(engine, "UPDATE vectormill.chunks SET fence = fence + 1, lease_owner = 'thief'")
         return encode(request, cancelled)
 
     monkeypatch.setattr(fake, "encode", lose_the_lease)
@@ -236,13 +229,11 @@ def test_a_chunk_whose_lease_was_taken_is_given_up_and_writes_nothing(
     thread = threading.Thread(target=lambda: results.append(encoder.encode_chunk(dispatch.chunk_id)))
     thread.start()
     assert fake.during.wait(60)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.chunks SET fence = fence + 1, lease_owner = 'thief'"))
+    execute(engine, "UPDATE vectormill.chunks SET fence = fence + 1, lease_owner = 'thief'")
     thread.join(timeout=80)
     assert results == [{"outcome": "lease lost"}]
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 0
-        assert connection.execute(text("SELECT lease_owner FROM vectormill.chunks")).scalar_one() == "thief"
+    assert execute(engine, "SELECT count(*) FROM docs").scalar_one() == 0
+    assert execute(engine, "SELECT lease_owner FROM vectormill.chunks").scalar_one() == "thief"
 
 
 def test_a_commit_whose_answer_was_lost_is_read_again_and_not_repeated(
@@ -268,21 +259,18 @@ def test_a_commit_whose_answer_was_lost_is_read_again_and_not_repeated(
     (dispatch,) = dispatch_all(engine)
     assert encoder.encode_chunk(dispatch.chunk_id)["outcome"] == "done"
     assert len(calls) == 1
-    with engine.connect() as connection:
-        assert find_job(connection, job.id).num_done == 3
+    assert ask(engine, find_job, job.id).num_done == 3
 
 
 def test_a_worker_refuses_to_write_into_a_generation_of_another_vector_space(
     engine: Engine, encoder: ChunkEncoder, fake: MarkedEngine
 ) -> None:
     job = submit(engine, make_items(2), collection="docs")
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.generations SET fingerprint = '0123456789abcdef'"))
+    execute(engine, "UPDATE vectormill.generations SET fingerprint = '0123456789abcdef'")
     ended, _ = run_to_end(engine, encoder, job)
     assert (ended.state, fake.num_requests) == ("failed", 0)
-    with engine.connect() as connection:
-        (first, _) = list_item_errors(connection, job.id, after=None, limit=10)
-        assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 0
+    (first, _) = ask(engine, list_item_errors, job.id, after=None, limit=10)
+    assert execute(engine, "SELECT count(*) FROM docs").scalar_one() == 0
     assert first.code == "not_stored"
     assert "contains vectors of space 0123456789abcdef, but the job's are of " in first.detail
 

@@ -14,6 +14,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Engine
 
+from tests.database import ask
 from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, SPEC, making_engines
 from tests.protocol import dispatch_all, make_items, submit
 from tests.waiting import wait_for
@@ -110,8 +111,7 @@ def test_one_chunk_is_tokenized_and_another_written_while_the_device_encodes_a_t
 
     assert [result["outcome"] for result in results] == ["done"] * 3
     add_up_jobs(engine)  # no scheduler does it here, for commits that found the job's row locked
-    with engine.connect() as connection:
-        ended = find_job(connection, job.id)
+    ended = ask(engine, find_job, job.id)
     assert (ended.state, ended.num_done) == ("completed", 12)
     assert set(ended.stage_shares) == {"load", "tokenize", "wait", "collate", "run", "collect", "persist"}
     assert ended.bottleneck is not None

@@ -6,6 +6,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Engine, text
 
+from tests.database import ask, execute
 from tests.protocol import SPEC, claim, dispatch_all, make_items, submit
 from tests.waiting import wait_for
 from vectormill.jobs.chunks import renew_leases
@@ -23,8 +24,7 @@ def count_updates(engine: Engine, table: str, at_least: int) -> Any:
     """The statistics of a table, once so many updates are in them: each session tells its own with some delay."""
 
     def find() -> Any:
-        with engine.connect() as connection:
-            row = connection.execute(COUNTS, {"table": table}).one()
+        row = execute(engine, COUNTS, table=table).one()
         return row if row.updated >= at_least else None
 
     return wait_for(find, 60, "the updates are in the statistics")
@@ -37,8 +37,7 @@ def test_a_renewal_touches_no_index(engine: Engine) -> None:
     engine.dispose()  # a session that ends tells its statistics at once
     before = count_updates(engine, "chunks", 2 * len(held))
     for _ in range(ROUNDS):
-        with engine.begin() as connection:
-            assert len(renew_leases(connection, held, 30)) == len(held)
+        assert len(ask(engine, renew_leases, held, 30)) == len(held)
     engine.dispose()
     after = count_updates(engine, "chunks", before.updated + ROUNDS * len(held))
     assert after.hot - before.hot > 0.95 * ROUNDS * len(held)
@@ -50,9 +49,8 @@ def test_a_sign_of_life_touches_no_index(engine: Engine, table: str) -> None:
     for number in range(ROUNDS):
         recent = [Sample(float(ago), 1000.0 * (number + ago), 8000 + ago, ago) for ago in range(MOST_SAMPLES)]
         report = {"num_batches": number, RECENT: write_samples(recent)}
-        with engine.begin() as connection:
-            beat_worker(connection, "w", incarnation, SPEC.model, 4, report)
-            beat_scheduler(connection)
+        ask(engine, beat_worker, "w", incarnation, SPEC.model, 4, report)
+        ask(engine, beat_scheduler)
     engine.dispose()
     counts = count_updates(engine, table, ROUNDS - 1)
     assert counts.hot > 0.95 * (ROUNDS - 1)

@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.api_server import SMALL, api_client, assert_problem, encode_waiting, many, submit
+from tests.database import ask
 from tests.obedient_engine import ObedientEngine, encoding_chunks
 from tests.protocol import SPEC, dispatch_all, make_items, vector_of
 from tests.protocol import submit as submit_directly
@@ -39,8 +40,7 @@ TYPES_AND_PLACES = [(name, place) for name in VECTOR_TYPES for place in ("docs",
 @pytest.fixture
 def client(engine: Engine) -> Iterator[httpx.Client]:
     spec = make_spec(Registry({}).card(DEFAULT_MODEL), EncodingOptions(dimensions=8, vector_type="int8"))
-    with engine.begin() as connection:
-        keep_ranges(connection, spec, RANGES)
+    ask(engine, keep_ranges, spec, RANGES)
     with api_client(engine, chunk_max_items=3) as client:
         yield client
 
@@ -142,8 +142,7 @@ def test_ranges_are_measured_once_by_whoever_is_first(engine: Engine) -> None:
     for vector_type in (None, "float32", "float16", "binary"):  # which have no codes
         other.prepare(replace(SPEC, vector_type=vector_type), never)
     assert (first.num_requests, second.num_requests) == (1, 0)
-    with engine.connect() as connection:
-        ranges = find_ranges(connection, spec)
+    ranges = ask(engine, find_ranges, spec)
     assert ranges is not None
     sample = np.stack([vector_of(each) for each in read_sample()[1:]])
     expected = widen_ranges(measure_ranges(sample), MARGIN_SHARE)
@@ -164,8 +163,7 @@ def test_a_worker_calibrates_before_its_first_chunk_of_codes_and_never_again(eng
         outcomes = [encoder.encode_chunk(each.chunk_id)["outcome"] for each in dispatch_all(engine)]
     assert outcomes == ["done"] * 3
     assert model.num_requests == 1 + 3
-    with engine.connect() as connection:
-        ranges = find_ranges(connection, spec)
+    ranges = ask(engine, find_ranges, spec)
     assert ranges is not None
     expected = quantize(np.stack([vector_of(item.text) for item in make_items(6)]), ranges)
     assert np.array_equal(read_all(engine, job)[0], expected)

@@ -4,6 +4,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Engine, text
 
+from tests.database import ask
 from tests.protocol import SPEC
 from vectormill.workers.workers import list_workers
 from worker.chunk.leases import LeaseKeeper
@@ -39,8 +40,7 @@ def test_workers_of_two_launchers_with_one_host_name_both_count(engine: Engine) 
     first = take_name(engine, identity_of(FIRST), {}, never_waits)
 
     def first_beats(seconds: float) -> None:
-        with engine.begin() as connection:
-            assert beat_as(connection, first, {})
+        assert ask(engine, beat_as, first, {})
 
     second = take_name(engine, identity_of(SECOND), {}, first_beats)
     assert (first.name, second.name) == (NAME, "fake-cpu0.2@host")
@@ -91,8 +91,7 @@ def test_a_worker_whose_name_was_taken_while_it_was_cut_off_goes_on_under_anothe
     keeper.start()
     try:
         assert names(engine) == sorted([NAME, cut_off.owner])
-        with engine.begin() as connection:
-            assert beat_as(connection, newcomer, {}), "the newcomer keeps the row"
+        assert ask(engine, beat_as, newcomer, {}), "the newcomer keeps the row"
     finally:
         keeper.stop()
     assert names(engine) == [NAME]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import Engine, text
 
+from tests.database import ask, execute
 from tests.protocol import claim, complete, dispatch_all, make_items, submit
 from vectormill.jobs.chunk import Claim
 from vectormill.jobs.counters import ADD_UP, add_up_jobs
@@ -23,8 +24,7 @@ def claims_of(engine: Engine) -> list[Claim]:
 
 
 def find(engine: Engine, job: Job) -> Job:
-    with engine.connect() as connection:
-        return find_job(connection, job.id)
+    return ask(engine, find_job, job.id)
 
 
 def count_noted(engine: Engine) -> int:
@@ -59,13 +59,12 @@ def test_a_commit_does_not_wait_for_the_row_of_its_job_and_is_counted_later(engi
 
 def pass_time(engine: Engine, job: Job, seconds: float) -> None:
     """Let the job have begun so much earlier."""
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE vectormill.jobs SET started_at = started_at - :seconds * interval '1 second' WHERE id = :id"
-            ),
-            {"id": job.id, "seconds": seconds},
-        )
+    execute(
+        engine,
+        "UPDATE vectormill.jobs SET started_at = started_at - :seconds * interval '1 second' WHERE id = :id",
+        id=job.id,
+        seconds=seconds,
+    )
 
 
 def test_the_time_left_follows_from_the_rate_of_the_last_minutes(engine: Engine) -> None:
@@ -85,8 +84,7 @@ def test_the_time_left_follows_from_the_rate_of_the_last_minutes(engine: Engine)
     with held(engine, job):
         complete(engine, claims[6], FAILURES)
     add_up_jobs(engine)
-    with engine.begin() as connection:
-        assert retry_job(connection, job.id).pace is None
+    assert ask(engine, retry_job, job.id).pace is None
 
 
 def test_the_next_commit_counts_what_others_have_noted(engine: Engine) -> None:
@@ -106,14 +104,12 @@ def test_a_row_that_changes_while_it_is_counted_keeps_both_changes(engine: Engin
     slow = text(ADD_UP.text.replace("WHERE id = :job_id", "WHERE id = :job_id AND pg_sleep(1) IS NOT NULL"))
 
     def add_up() -> None:
-        with engine.begin() as connection:
-            connection.execute(slow, {"job_id": job.id})
+        execute(engine, slow, job_id=job.id)
 
     counting = threading.Thread(target=add_up)
     counting.start()
     time.sleep(0.3)  # its statement has begun, and has not locked the row yet
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.jobs SET num_done = num_done + 100, priority = 3"))
+    execute(engine, "UPDATE vectormill.jobs SET num_done = num_done + 100, priority = 3")
     counting.join()
     found = find(engine, job)
     assert (found.num_done, found.num_open_chunks, found.priority) == (104, 1, 3)
@@ -136,8 +132,7 @@ def test_what_was_noted_of_a_job_that_was_removed_is_forgotten(engine: Engine) -
     first, _ = claims_of(engine)
     with held(engine, job):
         complete(engine, first)
-    with engine.begin() as connection:
-        delete_job(connection, job.id)
+    ask(engine, delete_job, job.id)
     add_up_jobs(engine)
     assert count_noted(engine) == 0
 
@@ -147,7 +142,6 @@ def test_a_retry_knows_of_failures_that_were_only_noted(engine: Engine) -> None:
     first, _ = claims_of(engine)
     with held(engine, job):
         complete(engine, first, FAILURES)
-    with engine.begin() as connection:
-        pause_job(connection, job.id)
-        retried = retry_job(connection, job.id)
+    ask(engine, pause_job, job.id)
+    retried = ask(engine, retry_job, job.id)
     assert (retried.num_failed, retried.num_done, retried.num_open_chunks) == (0, 3, 2)

@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import Engine, text
 
+from tests.database import ask, execute
 from tests.protocol import claim, dispatch_all, make_items, submit
 from tests.waiting import wait_for
 from vectormill.jobs.chunk import Claim
@@ -49,15 +50,13 @@ def test_chunks_that_were_together_when_a_process_failed_are_suspect_and_return_
     hold(engine, LIVE, 1)
     end(engine, number)
     assert counts(engine) == [("pending", 0, 1, 0), ("pending", 0, 1, 0), ("leased", 1, 0, 0)]
-    with engine.connect() as connection:
-        assert find_job(connection, held[0].job_id).num_retried_chunks == 2
+    assert ask(engine, find_job, held[0].job_id).num_retried_chunks == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_process_that_was_killed_speaks_against_no_chunk(engine: Engine, number: signal.Signals) -> None:
     (claimed,) = hold(engine, DEAD, 1)
-    with engine.begin() as connection:
-        mark_alone(connection, claimed)
+    ask(engine, mark_alone, claimed)
     end(engine, number)
     assert counts(engine) == [("pending", 0, 0, 1)]
 
@@ -76,8 +75,7 @@ def test_a_chunk_that_was_alone_is_to_blame_and_those_that_waited_for_it_are_not
 
 def test_a_suspect_that_waited_with_others_gathers_no_blame_by_that(engine: Engine) -> None:
     hold(engine, DEAD, 2)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.chunks SET lost = 1"))
+    execute(engine, "UPDATE vectormill.chunks SET lost = 1")
     end(engine, signal.SIGSEGV)
     assert counts(engine) == [("pending", 0, 1, 0)] * 2
 
@@ -93,16 +91,13 @@ def test_a_worker_that_returns_chunks_of_several_jobs_locks_one_job_at_a_time(
         thread = threading.Thread(target=end, args=(engine, signal.SIGSEGV))
         thread.start()
         wait_for(lambda: count_waiting(engine) == 1, 20, "it waits for the job that is locked")
-        with engine.connect() as connection:
-            connection.execute(lock, {"id": jobs[1 - locked]})
+        execute(engine, lock, id=jobs[1 - locked])
         holding.rollback()
         thread.join()
-    with engine.connect() as connection:
-        assert [find_job(connection, job).num_retried_chunks for job in jobs] == [1, 1]
+    assert [ask(engine, find_job, job).num_retried_chunks for job in jobs] == [1, 1]
 
 
 def count_waiting(engine: Engine) -> int:
     """Statements of this database that wait for a lock."""
     statement = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    with engine.connect() as connection:
-        return int(connection.execute(text(statement)).scalar_one())
+    return int(execute(engine, statement).scalar_one())

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, text
 
 from scheduler.dispatcher import MAX_DEMANDS, Dispatcher
 from tests.clusters import connect
+from tests.database import ask, execute
 from tests.protocol import SPEC, claim_next, complete, make_items, register_worker, submit
 from vectormill.broker.queues import QueueReader, RedisLossDetector, task_id_of
 from vectormill.jobs.backlog import count_backlog
@@ -53,8 +54,7 @@ class FakeQueues:
 
 
 def chunk_states(engine: Engine) -> list[str]:
-    with engine.connect() as connection:
-        return list(connection.execute(text("SELECT state FROM vectormill.chunks ORDER BY id")).scalars())
+    return list(execute(engine, "SELECT state FROM vectormill.chunks ORDER BY id").scalars())
 
 
 def test_jobs_of_a_model_without_a_worker_do_not_hide_those_of_another(engine: Engine) -> None:
@@ -67,18 +67,15 @@ def test_jobs_of_a_model_without_a_worker_do_not_hide_those_of_another(engine: E
 
 def test_a_job_ages_while_nothing_moves_in_it_and_not_while_it_is_served(engine: Engine) -> None:
     submit(engine, make_items(12))
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE vectormill.jobs SET created_at = created_at - interval '1 day', "
-                "updated_at = updated_at - interval '1 hour'"
-            )
-        )
-        (waiting,) = list_demands(connection, [SPEC.model], 10)
+    execute(
+        engine,
+        "UPDATE vectormill.jobs SET created_at = created_at - interval '1 day', "
+        "updated_at = updated_at - interval '1 hour'",
+    )
+    (waiting,) = ask(engine, list_demands, [SPEC.model], 10)
     assert 3600 <= waiting.waited_seconds < 7200
     complete(engine, claim_next(engine))
-    with engine.connect() as connection:
-        (served,) = list_demands(connection, [SPEC.model], 10)
+    (served,) = ask(engine, list_demands, [SPEC.model], 10)
     assert served.waited_seconds < 1800
 
 
@@ -99,9 +96,8 @@ def test_no_number_of_urgent_jobs_hides_one_that_has_waited_for_long(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited = submit(engine, make_items(1), priority=9)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.jobs SET updated_at = now() - interval '1 day'"))
-        connection.execute(FLOOD, {"num_jobs": MAX_DEMANDS + 1, "like_job": waited.id})
+    execute(engine, "UPDATE vectormill.jobs SET updated_at = now() - interval '1 day'")
+    execute(engine, FLOOD, num_jobs=MAX_DEMANDS + 1, like_job=waited.id)
     register_worker(engine)
     queues, sentinel = cast(QueueReader, FakeQueues()), cast(RedisLossDetector, QuietSentinel())
     monkeypatch.setattr("scheduler.dispatcher.publish", lambda app, dispatches: None)
@@ -113,17 +109,16 @@ def test_a_dead_worker_takes_its_leases_out_of_the_room_together_with_its_slots(
     dead, survivor = (register_worker(engine, 2, name, uuid4()) for name in ("dead", "survivor"))
     submit(engine, make_items(12))
     held = [claim_next(engine, owner=owner) for owner in (dead, dead, survivor)]
-    with engine.begin() as connection:
-        assert list_rooms(connection, ALIVE_SECONDS) == [
-            WorkerCapacity(SPEC.model, 4, 3, 0, 4 * LARGEST_CHUNK_TOKENS, 3 * TOKENS)
-        ]
-        connection.execute(
-            text("UPDATE vectormill.workers SET heartbeat_at = now() - interval '16 s' WHERE name = 'dead'")
-        )
-        assert list_rooms(connection, ALIVE_SECONDS) == [
-            WorkerCapacity(SPEC.model, 2, 1, 0, 2 * LARGEST_CHUNK_TOKENS, TOKENS)
-        ]
-        assert rescue_expired_chunks(connection) == 0  # nobody takes them before their time
+    assert ask(engine, list_rooms, ALIVE_SECONDS) == [
+        WorkerCapacity(SPEC.model, 4, 3, 0, 4 * LARGEST_CHUNK_TOKENS, 3 * TOKENS)
+    ]
+    execute(
+        engine, "UPDATE vectormill.workers SET heartbeat_at = now() - interval '16 s' WHERE name = 'dead'"
+    )
+    assert ask(engine, list_rooms, ALIVE_SECONDS) == [
+        WorkerCapacity(SPEC.model, 2, 1, 0, 2 * LARGEST_CHUNK_TOKENS, TOKENS)
+    ]
+    assert ask(engine, rescue_expired_chunks) == 0  # nobody takes them before their time
     for each in held:
         complete(engine, each)
 
@@ -134,10 +129,9 @@ def test_a_worker_that_was_started_again_has_all_its_room(engine: Engine) -> Non
     submit(engine, make_items(8))
     claim_next(engine, owner=former)
     register_worker(engine, 2, "w", uuid4(), launcher)
-    with engine.connect() as connection:
-        assert list_rooms(connection, ALIVE_SECONDS) == [
-            WorkerCapacity(SPEC.model, 2, 0, 0, 2 * LARGEST_CHUNK_TOKENS, 0)
-        ]
+    assert ask(engine, list_rooms, ALIVE_SECONDS) == [
+        WorkerCapacity(SPEC.model, 2, 0, 0, 2 * LARGEST_CHUNK_TOKENS, 0)
+    ]
 
 
 def ask_for(engine: Engine, num_tokens: int) -> None:
@@ -175,8 +169,7 @@ def test_four_full_batches_of_short_texts_are_in_flight(
     with engine.begin() as connection:  # the job has run for a while, and has come to its large chunks
         connection.execute(text("UPDATE vectormill.chunks SET state = 'done' WHERE estimated_tokens < 32768"))
     dispatch_rounds(engine, monkeypatch)
-    with engine.connect() as connection:
-        (room,) = list_rooms(connection, ALIVE_SECONDS)
+    (room,) = ask(engine, list_rooms, ALIVE_SECONDS)
     assert room.outstanding_tokens >= 4 * 32_768
     assert room.outstanding < room.slots
 
@@ -187,8 +180,7 @@ def test_a_worker_that_asks_for_no_tokens_is_given_as_many_chunks_as_it_has_slot
     ask_for(engine, 4 * TOKENS)
     register_worker(engine, slots=6)
     submit(engine, make_items(200))
-    with engine.connect() as connection:
-        (room,) = list_rooms(connection, ALIVE_SECONDS)
+    (room,) = ask(engine, list_rooms, ALIVE_SECONDS)
     assert (room.slots, room.max_tokens) == (22, 4 * TOKENS + 6 * LARGEST_CHUNK_TOKENS)
     assert dispatch_rounds(engine, monkeypatch) == [22, 0]
 
@@ -197,8 +189,7 @@ def test_a_job_of_priority_0_is_counted_apart_from_bulk(engine: Engine) -> None:
     owner = register_worker(engine, slots=6)
     submit(engine, make_items(8), priority=0)
     claim_next(engine, owner)
-    with engine.connect() as connection:
-        (room,) = list_rooms(connection, alive_seconds=15)
+    (room,) = ask(engine, list_rooms, alive_seconds=15)
     assert (room.slots, room.outstanding, room.interactive) == (6, 0, 1)
 
 
@@ -210,9 +201,8 @@ def test_a_scheduler_without_redis_says_so_beside_its_sign_of_life(engine: Engin
     assert not dispatcher.recall_lost_messages()
     signs = []
     for is_away in (dispatcher.is_redis_away, False):
-        with engine.begin() as connection:
-            beat_scheduler(connection, is_redis_away=is_away)
-            signs.append(list_signs_of_life(connection))
+        ask(engine, beat_scheduler, is_redis_away=is_away)
+        signs.append(ask(engine, list_signs_of_life))
     assert signs == [{SCHEDULER, REDIS_AWAY}, {SCHEDULER}]
 
 
@@ -271,6 +261,5 @@ def test_the_dispatcher_is_woken_by_a_submission_and_by_a_retry(engine: Engine, 
         listener.execute("LISTEN vectormill_jobs")
         job = submit(engine, make_items(4))
         complete(engine, claim_next(engine), {0: ItemFailure("encoding_failed", "so it is")})
-        with engine.begin() as connection:
-            retry_job(connection, job.id)
+        ask(engine, retry_job, job.id)
         assert len(list(listener.notifies(timeout=60, stop_after=2))) == 2

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
+from tests.database import ask, execute
 from tests.protocol import SPEC, claim, claim_next, dispatch_all, make_items, submit
 from vectormill.collections.generation_tables import keep_ranges
 from vectormill.domain.encoding import VECTOR_TYPES, EncodingSpec
@@ -56,8 +57,7 @@ def test_chunks_of_real_size_are_split_and_keep_every_vector_they_had(
 ) -> None:
     # Texts are cut after two tokens, so that the first chunk of a job has room for 2,000.
     spec = replace(SPEC, dimensions=DIMENSIONS, vector_type=vector_type, max_tokens=2)
-    with engine.begin() as connection:
-        keep_ranges(connection, spec, RANGES)
+    ask(engine, keep_ranges, spec, RANGES)
     for size in SIZES:
         split_a_retried_chunk(engine, spec, size, collection)
 
@@ -66,11 +66,9 @@ def split_a_retried_chunk(engine: Engine, spec: EncodingSpec, size: int, collect
     job = submit(engine, make_items(size), spec=spec, collection=collection, chunk_max_items=size)
     failing = frozenset({1, size // 2, size - 1})
     complete_large(engine, claim_next(engine), failing)
-    with engine.begin() as connection:
-        retry_job(connection, job.id)
+    ask(engine, retry_job, job.id)
     whole = claim_next(engine)
-    with engine.begin() as connection:
-        split_chunk(connection, whole, "lost twice")
+    ask(engine, split_chunk, whole, "lost twice")
     halves = [claim(engine, dispatch.chunk_id) for dispatch in dispatch_all(engine)]
     assert [(half.first_item, half.num_items, half.lost) for half in halves if half] == [
         (0, size // 2, 0),
@@ -85,22 +83,18 @@ def split_a_retried_chunk(engine: Engine, spec: EncodingSpec, size: int, collect
         vectors_of(list(range(size))), choose_vector_type(spec, in_collection=collection is not None), RANGES
     )
     assert np.array_equal(np.concatenate([block.vectors for block in blocks]), expected)
-    with engine.connect() as connection:
-        ended = find_job(connection, job.id)
+    ended = ask(engine, find_job, job.id)
     assert (ended.state, ended.num_done, ended.num_open_chunks) == ("completed", size, 0)
 
 
 @pytest.mark.parametrize("first_item", [32_500, 2**31 - 100], ids=["smallint", "integer"])
 def test_a_chunk_far_into_its_job_is_split(engine: Engine, first_item: int) -> None:
     job = submit(engine, make_items(512), chunk_max_items=512)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.chunks SET first_item = :at"), {"at": first_item})
+    execute(engine, "UPDATE vectormill.chunks SET first_item = :at", at=first_item)
     claimed = claim_next(engine)
-    with engine.begin() as connection:
-        split_chunk(connection, claimed, "lost twice")
-        rows = connection.execute(
-            text("SELECT first_item, num_items FROM vectormill.chunks WHERE state = 'pending' ORDER BY seq")
-        ).all()
+    ask(engine, split_chunk, claimed, "lost twice")
+    rows = execute(
+        engine, "SELECT first_item, num_items FROM vectormill.chunks WHERE state = 'pending' ORDER BY seq"
+    ).all()
     assert [tuple(row) for row in rows] == [(first_item, 256), (first_item + 256, 256)]
-    with engine.connect() as connection:
-        assert find_job(connection, job.id).num_open_chunks == 2
+    assert ask(engine, find_job, job.id).num_open_chunks == 2

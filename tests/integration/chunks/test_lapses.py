@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine, text
 
 from scheduler import reaper
 from scheduler.reaper import Reaper
+from tests.database import ask, execute
 from tests.obedient_engine import ObedientEngine, encoding_chunks, run_to_end
 from tests.protocol import claim, claim_next, complete, make_items, submit
 from tests.waiting import wait_for
@@ -24,25 +25,18 @@ from worker.engine.request import EncodeRequest, RunnerDied
 CHUNK = text("SELECT state, attempt, lost, lapsed, lease_until FROM vectormill.chunks ORDER BY id LIMIT 1")
 
 
-def chunk_of(engine: Engine) -> Any:
-    with engine.connect() as connection:
-        return connection.execute(CHUNK).one()
-
-
 def lapse(engine: Engine) -> None:
     """A worker claims the first chunk that waits and is never heard of again."""
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.chunks SET available_at = now()"))
+    execute(engine, "UPDATE vectormill.chunks SET available_at = now()")
     claim_next(engine, lease_seconds=-1)
-    with engine.begin() as connection:
-        assert rescue_expired_chunks(connection) == 1
+    assert ask(engine, rescue_expired_chunks) == 1
 
 
 def test_a_text_never_fails_because_leases_lapse_however_often(engine: Engine) -> None:
     job = submit(engine, make_items(1))
     for _ in range(3 * MAX_LAPSED):
         lapse(engine)
-    assert tuple(chunk_of(engine))[:4] == ("pending", 0, 0, 3 * MAX_LAPSED)
+    assert tuple(execute(engine, CHUNK).one())[:4] == ("pending", 0, 0, 3 * MAX_LAPSED)
     with encoding_chunks(engine, max_attempts=1) as encoder:
         ended, outcomes = run_to_end(engine, encoder, job)
     assert (ended.state, outcomes) == ("completed", ["done"])
@@ -111,9 +105,8 @@ def test_a_text_that_was_beside_the_one_to_blame_is_encoded_alone_and_completes(
                 thread.start()
             for thread in threads:
                 thread.join(60)
-    with engine.connect() as connection:
-        assert find_job(connection, healthy.id).state == "completed"
-        assert find_job(connection, poison.id).state == "failed"
+    assert ask(engine, find_job, healthy.id).state == "completed"
+    assert ask(engine, find_job, poison.id).state == "failed"
 
 
 def test_renewal_passes_over_a_row_that_a_commit_has_locked_and_does_not_take_it_for_lost(
@@ -154,12 +147,11 @@ def locked(engine: Engine, table: str) -> Iterator[Connection]:
 
 def test_a_commit_that_a_new_index_blocks_waits_with_its_lease_and_is_then_done(engine: Engine) -> None:
     job = submit(engine, make_items(4), collection="docs")
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.jobs SET state = 'running'"))
-        chunk_id = connection.execute(text("SELECT id FROM vectormill.chunks")).scalar_one()
-        table = connection.execute(
-            text("SELECT 'vectormill.generation_' || generation_id FROM vectormill.jobs")
-        ).scalar_one()
+    execute(engine, "UPDATE vectormill.jobs SET state = 'running'")
+    chunk_id = execute(engine, "SELECT id FROM vectormill.chunks").scalar_one()
+    table = execute(
+        engine, "SELECT 'vectormill.generation_' || generation_id FROM vectormill.jobs"
+    ).scalar_one()
     outcomes: list[str] = []
     with encoding_chunks(engine, lease_seconds=4.0) as encoder:
         thread = threading.Thread(
@@ -170,18 +162,16 @@ def test_a_commit_that_a_new_index_blocks_waits_with_its_lease_and_is_then_done(
             leases: set[Any] = set()
 
             def is_renewed() -> bool:  # at the claim, and between two attempts to commit
-                leases.add(chunk_of(engine).lease_until)
+                leases.add(execute(engine, CHUNK).one().lease_until)
                 return len(leases - {None}) > 3
 
             wait_for(is_renewed, 40, "a commit that waits has its lease renewed")
-            with engine.begin() as connection:
-                assert rescue_expired_chunks(connection) == 0
+            assert ask(engine, rescue_expired_chunks) == 0
             assert outcomes == []
         thread.join(60)
     assert outcomes == ["done"]
-    assert tuple(chunk_of(engine))[:4] == ("done", 1, 0, 0)
-    with engine.connect() as connection:
-        ended = find_job(connection, job.id)
+    assert tuple(execute(engine, CHUNK).one())[:4] == ("done", 1, 0, 0)
+    ended = ask(engine, find_job, job.id)
     assert (ended.state, ended.num_done, ended.num_retried_chunks) == ("completed", 4, 0)
 
 
@@ -203,15 +193,13 @@ def test_nothing_is_reaped_before_workers_had_the_time_of_a_lease_to_renew(
     reaping = Reaper(engine, Settings(lease_seconds=30, reap_seconds=5))
     for moment in clock:
         if moment == lapses_at:
-            with engine.begin() as connection:
-                connection.execute(text("UPDATE vectormill.chunks SET lease_until = now() - interval '1 s'"))
+            execute(engine, "UPDATE vectormill.chunks SET lease_until = now() - interval '1 s'")
         assert reaping.reap() == (moment == is_taken_at), f"at {moment}"
 
 
 def test_a_commit_under_a_lapsed_lease_is_done_when_nobody_took_the_chunk(engine: Engine) -> None:
     submit(engine, make_items(2))
     held = claim_next(engine, lease_seconds=-1)
-    with engine.begin() as connection:
-        load_payload(connection, held.chunk_id)
-        assert renew_leases(connection, [held], 30)
+    ask(engine, load_payload, held.chunk_id)
+    assert ask(engine, renew_leases, [held], 30)
     assert complete(engine, held)

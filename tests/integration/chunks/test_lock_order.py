@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, text
 
+from tests.database import ask, execute
 from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
 from vectormill.jobs.chunk import Claim, Dispatch, load_payload
 from vectormill.jobs.chunks import (
@@ -102,8 +103,7 @@ def overlap(engine: Engine, scene: Scene, first: Step, second: Step) -> bool:
 
     def run_second() -> None:
         try:
-            with engine.begin() as connection:
-                second(connection, scene)
+            ask(engine, second, scene)
         except Exception as error:
             errors.append(error)
         finally:
@@ -125,8 +125,7 @@ def test_a_wish_and_any_step_end_whichever_is_first(engine: Engine, wish: str) -
         for first, second in ((JOB_CHANGES[wish], step), (step, JOB_CHANGES[wish])):
             scene = Scene(engine)
             if wish == "retry":
-                with engine.begin() as connection:
-                    connection.execute(PAUSES)
+                execute(engine, PAUSES)
             overlap(engine, scene, first, second)
             with engine.connect() as connection:
                 assert find_job(connection, scene.job.id).num_open_chunks >= 0, name
@@ -150,13 +149,11 @@ REMOVALS: dict[str, Callable[[Connection, Job], object]] = {
 def test_the_query_of_a_search_is_removed_while_a_worker_commits_it(engine: Engine, removal: str) -> None:
     query, ended, errors = submit(engine, make_items(1)), threading.Event(), []
     held = claim_next(engine)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.jobs SET forget_at = now() - interval '1 s'"))
+    execute(engine, "UPDATE vectormill.jobs SET forget_at = now() - interval '1 s'")
 
     def remove() -> None:
         try:
-            with engine.begin() as connection:
-                REMOVALS[removal](connection, query)
+            ask(engine, REMOVALS[removal], query)
         except Exception as error:
             errors.append(error)
         finally:
@@ -182,5 +179,4 @@ def test_a_chunk_that_was_being_claimed_when_its_job_was_cancelled_hears_of_it(e
         JOB_CHANGES["cancel"],
     )
     claims = [each.claim for each in claimed]
-    with engine.begin() as connection:
-        assert renew_leases(connection, claims, 30) == {scene.queued: "cancelling"}
+    assert ask(engine, renew_leases, claims, 30) == {scene.queued: "cancelling"}

@@ -5,6 +5,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine, text
 
+from tests.database import ask, execute
 from tests.protocol import claim, claim_next, complete, dispatch_all, make_items, submit
 from vectormill.domain.errors import WrongJobState
 from vectormill.jobs.chunks import renew_leases
@@ -18,18 +19,11 @@ FAILURE = ItemFailure(EMPTY_TEXT, "empty")
 
 
 def pause(engine: Engine, job_id: UUID) -> Job:
-    with engine.begin() as connection:
-        return pause_job(connection, job_id)
+    return ask(engine, pause_job, job_id)
 
 
 def resume(engine: Engine, job_id: UUID) -> Job:
-    with engine.begin() as connection:
-        return resume_job(connection, job_id)
-
-
-def find(engine: Engine, job_id: UUID) -> Job:
-    with engine.connect() as connection:
-        return find_job(connection, job_id)
+    return ask(engine, resume_job, job_id)
 
 
 def move_back(engine: Engine, job_id: UUID, column: str, seconds: float) -> None:
@@ -37,8 +31,7 @@ def move_back(engine: Engine, job_id: UUID, column: str, seconds: float) -> None
     statement = text(
         f"UPDATE vectormill.jobs SET {column} = {column} - make_interval(secs => :seconds) WHERE id = :job_id"
     )
-    with engine.begin() as connection:
-        connection.execute(statement, {"job_id": job_id, "seconds": seconds})
+    execute(engine, statement, job_id=job_id, seconds=seconds)
 
 
 def test_a_paused_job_dispatches_nothing_and_its_late_messages_claim_nothing(engine: Engine) -> None:
@@ -57,21 +50,20 @@ def test_a_job_that_is_paused_before_its_first_dispatch_waits_as_queued_again(en
     assert dispatch_all(engine) == []
     assert resume(engine, job.id).state == "queued"
     complete(engine, claim_next(engine))
-    assert find(engine, job.id).state == "completed"
+    assert ask(engine, find_job, job.id).state == "completed"
 
 
 def test_a_chunk_in_flight_is_finished_and_committed_while_its_job_is_paused(engine: Engine) -> None:
     job = submit(engine, make_items(8))
     held = claim_next(engine)
     pause(engine, job.id)
-    with engine.begin() as connection:
-        assert renew_leases(connection, [held], 30) == {held.chunk_id: "paused"}
+    assert ask(engine, renew_leases, [held], 30) == {held.chunk_id: "paused"}
     assert complete(engine, held) is False
-    paused = find(engine, job.id)
+    paused = ask(engine, find_job, job.id)
     assert (paused.state, paused.num_done, paused.num_open_chunks) == ("paused", 4, 1)
     resume(engine, job.id)
     assert complete(engine, claim_next(engine)) is True
-    assert find(engine, job.id).state == "completed"
+    assert ask(engine, find_job, job.id).state == "completed"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +76,7 @@ def test_a_job_whose_last_chunk_is_finished_while_it_is_paused_has_ended(
     held = claim_next(engine)
     pause(engine, job.id)
     assert complete(engine, held, failures) is True
-    ended = find(engine, job.id)
+    ended = ask(engine, find_job, job.id)
     assert ended.state == state
     assert ended.finished_at is not None
     for wish in (pause, resume):
@@ -99,9 +91,8 @@ def test_a_dispatch_that_ends_after_the_pause_is_recalled(engine: Engine) -> Non
     with engine.begin() as connection:  # what a dispatcher writes that looked at the job before the pause
         connection.execute(text("UPDATE vectormill.chunks SET state = 'queued', queued_at = now()"))
     assert claim(engine, dispatch.chunk_id) is None
-    with engine.begin() as connection:
-        assert recall_paused_chunks(connection) == 1
-        assert recall_paused_chunks(connection) == 0
+    assert ask(engine, recall_paused_chunks) == 1
+    assert ask(engine, recall_paused_chunks) == 0
     resume(engine, job.id)
     assert len(dispatch_all(engine)) == 1
 
@@ -109,13 +100,11 @@ def test_a_dispatch_that_ends_after_the_pause_is_recalled(engine: Engine) -> Non
 def test_a_paused_job_is_cancelled_as_any_other(engine: Engine) -> None:
     waiting = submit(engine, make_items(4))
     pause(engine, waiting.id)
-    with engine.begin() as connection:
-        assert cancel_job(connection, waiting.id).state == "cancelled"
+    assert ask(engine, cancel_job, waiting.id).state == "cancelled"
     held_one = submit(engine, make_items(8))
     claim_next(engine)
     pause(engine, held_one.id)
-    with engine.begin() as connection:
-        cancelling = cancel_job(connection, held_one.id)
+    cancelling = ask(engine, cancel_job, held_one.id)
     assert (cancelling.state, cancelling.num_open_chunks) == ("cancelling", 1)
     for wish in (pause, resume):
         with pytest.raises(WrongJobState, match="The job is cancelling"):
@@ -137,7 +126,7 @@ def test_failed_items_of_a_paused_job_are_retried_when_it_goes_on(engine: Engine
         claimed = claim(engine, dispatch.chunk_id)
         assert claimed is not None
         complete(engine, claimed)
-    ended = find(engine, job.id)
+    ended = ask(engine, find_job, job.id)
     assert (ended.state, ended.num_done, ended.num_failed) == ("completed", 8, 0)
 
 
@@ -147,7 +136,7 @@ def test_pauses_and_the_rest_before_a_retry_do_not_slow_the_rate(engine: Engine)
     move_back(engine, job.id, "started_at", 50_000)
     pause(engine, job.id)
     move_back(engine, job.id, "paused_at", 49_000)
-    assert find(engine, job.id).elapsed_seconds == pytest.approx(1000, abs=400)
+    assert ask(engine, find_job, job.id).elapsed_seconds == pytest.approx(1000, abs=400)
     resumed = resume(engine, job.id)
     assert resumed.elapsed_seconds == pytest.approx(1000, abs=400)
     assert resumed.paused_at is None
@@ -155,8 +144,7 @@ def test_pauses_and_the_rest_before_a_retry_do_not_slow_the_rate(engine: Engine)
     complete(engine, claim_next(engine))
     move_back(engine, job.id, "started_at", 20_000)
     move_back(engine, job.id, "finished_at", 20_000)
-    with engine.begin() as connection:
-        assert retry_job(connection, job.id).elapsed_seconds == pytest.approx(1000, abs=400)
+    assert ask(engine, retry_job, job.id).elapsed_seconds == pytest.approx(1000, abs=400)
 
 
 def test_a_resumed_job_ages_from_its_resumption(engine: Engine) -> None:
@@ -164,6 +152,5 @@ def test_a_resumed_job_ages_from_its_resumption(engine: Engine) -> None:
     pause(engine, job.id)
     move_back(engine, job.id, "updated_at", 3600)
     resume(engine, job.id)
-    with engine.connect() as connection:
-        (demand,) = list_demands(connection, [job.spec.model], 10)
+    (demand,) = ask(engine, list_demands, [job.spec.model], 10)
     assert demand.waited_seconds < 1800

@@ -5,6 +5,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from scheduler.pruner import Pruner
+from tests.database import ask, execute
 from tests.kinds import MANY, RECORDS, SCORES
 from tests.protocol import (
     SPEC,
@@ -45,8 +46,7 @@ def run_to_end(engine: Engine) -> None:
 
 
 def job_of(engine: Engine, job_id: object):  # type: ignore[no-untyped-def]
-    with engine.connect() as connection:
-        return find_job(connection, job_id)  # type: ignore[arg-type]
+    return ask(engine, find_job, job_id)  # type: ignore[arg-type]
 
 
 def test_every_item_of_a_job_gets_its_own_vector_in_the_order_of_submission(engine: Engine) -> None:
@@ -76,8 +76,7 @@ def test_a_worker_that_lost_its_lease_writes_nothing(engine: Engine) -> None:
     assert job_of(engine, thief.job_id).num_retried_chunks == 1
     with pytest.raises(LeaseLost):
         complete(engine, zombie)
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 0
+    assert execute(engine, "SELECT count(*) FROM docs").scalar_one() == 0
     assert complete(engine, thief) is True
     with pytest.raises(LeaseLost):
         complete(engine, thief)
@@ -86,8 +85,7 @@ def test_a_worker_that_lost_its_lease_writes_nothing(engine: Engine) -> None:
 def test_a_message_that_names_a_chunk_of_another_model_claims_nothing(engine: Engine) -> None:
     submit(engine, make_items(2))
     (dispatch,) = dispatch_all(engine)
-    with engine.begin() as connection:
-        assert claim_chunk(connection, dispatch.chunk_id, "forger", "another", 30) is None
+    assert ask(engine, claim_chunk, dispatch.chunk_id, "forger", "another", 30) is None
     assert claim(engine, dispatch.chunk_id) is not None
 
 
@@ -108,8 +106,7 @@ def test_an_older_job_never_overwrites_a_newer_one(engine: Engine, spec: Encodin
         claimed = claim(engine, by_job[job.id])
         assert claimed is not None
         complete(engine, claimed)
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT job_seq FROM docs")).scalar_one() == new.seq
+    assert execute(engine, "SELECT job_seq FROM docs").scalar_one() == new.seq
     # Of the older text nothing is kept any more, so nothing is given.
     if spec in (RECORDS, MANY):
         assert next(read_job_records(engine, old.id)).records == [None]
@@ -135,8 +132,7 @@ def test_one_bad_item_fails_alone_and_is_retried_alone(engine: Engine) -> None:
             ]
             assert list_item_errors(connection, job.id, after=2, limit=10) == []
         assert next(read_vectors(engine, job.id)).present.tolist() == [True, True, False, True]
-        with engine.begin() as connection:
-            assert retry_job(connection, job.id).state == "queued"
+        assert ask(engine, retry_job, job.id).state == "queued"
         again = claim_next(engine)
         assert again.only_items == (2,)
         assert complete(engine, again) is True
@@ -152,10 +148,9 @@ def test_expired_leases_and_lost_dispatches_go_back_to_pending(engine: Engine) -
     job = submit(engine, make_items(8))
     first, second = dispatch_all(engine)
     claim(engine, first.chunk_id, lease_seconds=-1)
-    with engine.begin() as connection:
-        assert rescue_expired_chunks(connection) == 1
-        assert rescue_unclaimed_chunks(connection, timeout_seconds=60) == 0
-        assert rescue_unclaimed_chunks(connection, timeout_seconds=-1) == 1
+    assert ask(engine, rescue_expired_chunks) == 1
+    assert ask(engine, rescue_unclaimed_chunks, timeout_seconds=60) == 0
+    assert ask(engine, rescue_unclaimed_chunks, timeout_seconds=-1) == 1
     assert [dispatch.chunk_id for dispatch in dispatch_all(engine)] == [first.chunk_id, second.chunk_id]
     assert job_of(engine, job.id).num_retried_chunks == 1
 
@@ -165,10 +160,9 @@ def test_a_heartbeat_renews_leases_and_tells_of_lost_ones_and_of_cancelled_jobs(
     held = claim_next(engine)
     lost = claim_next_of_new_job(engine)
     claim(engine, lost.chunk_id, "thief")
-    with engine.begin() as connection:
-        assert renew_leases(connection, [held, lost], 30) == {held.chunk_id: "running"}
-        cancel_job(connection, held.job_id)
-        assert renew_leases(connection, [held], 30) == {held.chunk_id: "cancelling"}
+    assert ask(engine, renew_leases, [held, lost], 30) == {held.chunk_id: "running"}
+    ask(engine, cancel_job, held.job_id)
+    assert ask(engine, renew_leases, [held], 30) == {held.chunk_id: "cancelling"}
 
 
 def claim_next_of_new_job(engine: Engine):  # type: ignore[no-untyped-def]
@@ -179,15 +173,12 @@ def claim_next_of_new_job(engine: Engine):  # type: ignore[no-untyped-def]
 def test_cancelling_ends_waiting_chunks_now_and_leased_ones_when_their_worker_hears(engine: Engine) -> None:
     job = submit(engine, make_items(12))
     held = claim_next(engine)
-    with engine.begin() as connection:
-        assert cancel_job(connection, job.id).state == "cancelling"
-        assert cancel_job(connection, job.id).num_open_chunks == 1
+    assert ask(engine, cancel_job, job.id).state == "cancelling"
+    assert ask(engine, cancel_job, job.id).num_open_chunks == 1
     assert dispatch_all(engine) == []
-    with engine.begin() as connection:
-        cancel_chunk(connection, held)
+    ask(engine, cancel_chunk, held)
     assert job_of(engine, job.id).state == "cancelled"
-    with engine.begin() as connection:
-        assert cancel_job(connection, job.id).state == "cancelled"
+    assert ask(engine, cancel_job, job.id).state == "cancelled"
 
 
 @pytest.mark.parametrize("count", [4, 4 * 8 * 3])  # in one transaction, and in parts
@@ -196,8 +187,7 @@ def test_a_refused_submission_leaves_nothing_behind(engine: Engine, count: int) 
         submit(engine, [*make_items(count), make_items(2)[1]], collection="docs")
     with pytest.raises(EmptyJob):
         submit(engine, [])
-    with engine.connect() as connection:
-        assert list_jobs(connection, state=None, before_seq=None, limit=10) == []
+    assert ask(engine, list_jobs, state=None, before_seq=None, limit=10) == []
     Pruner(engine, retention_seconds=1e9, upload_timeout_seconds=1e9).prune()
     with engine.connect() as connection:
         for table in ("jobs", "chunks", "chunk_payloads", "collections"):
@@ -222,8 +212,7 @@ def test_a_collection_that_another_first_job_has_made_meanwhile_is_no_foreign_ta
 
 
 def test_a_collection_never_takes_the_name_of_a_table_that_is_not_its_own(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE public.customers (id int)"))
+    execute(engine, "CREATE TABLE public.customers (id int)")
     for name in ("customers", "jobs"):
         with pytest.raises(Conflict, match=name):
             submit(engine, make_items(1), collection=name)
@@ -242,13 +231,11 @@ def test_a_worker_that_lost_its_lease_does_not_renew_its_successors(engine: Engi
     submit(engine, make_items(4))
     zombie = claim_next(engine, "zombie", lease_seconds=-1)
     assert claim(engine, zombie.chunk_id, "thief", lease_seconds=30) is not None
-    with engine.begin() as connection:
-        assert renew_leases(connection, [zombie], 3600) == {}
-        assert connection.execute(LEFT_SECONDS, {"id": zombie.chunk_id}).scalar_one() < 60
+    assert ask(engine, renew_leases, [zombie], 3600) == {}
+    assert execute(engine, LEFT_SECONDS, id=zombie.chunk_id).scalar_one() < 60
 
 
 def test_a_job_keeps_its_idempotency_key_however_long_nothing_moves_in_it(engine: Engine) -> None:
     job = submit(engine, make_items(4), idempotency_key="k")
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.jobs SET updated_at = now() - interval '1 day'"))
+    execute(engine, "UPDATE vectormill.jobs SET updated_at = now() - interval '1 day'")
     assert submit(engine, make_items(4), idempotency_key="k").id == job.id

@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import Engine, text
 
+from tests.database import ask, execute
 from tests.protocol import check_open_job_counts, claim, complete, dispatch_all, make_items, submit, vector_of
 from vectormill.domain.errors import LeaseLost, WrongJobState
 from vectormill.jobs.chunk import Claim
@@ -75,10 +76,9 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        with self.engine.begin() as connection:
-            connection.execute(text("TRUNCATE vectormill.jobs CASCADE"))
-            connection.execute(text("DROP VIEW IF EXISTS docs"))
-            connection.execute(text("TRUNCATE vectormill.collections CASCADE"))
+        execute(self.engine, "TRUNCATE vectormill.jobs CASCADE")
+        execute(self.engine, "DROP VIEW IF EXISTS docs")
+        execute(self.engine, "TRUNCATE vectormill.collections CASCADE")
         self.jobs: dict[object, tuple[Job, int]] = {}
         self.newest_fence: dict[int, int] = {}
 
@@ -114,8 +114,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @rule(claimed=consumes(claims), is_lost=st.booleans())
     def hand_back(self, claimed: Claim, is_lost: bool) -> None:
-        with self.engine.begin() as connection:
-            release_chunk(connection, claimed, "handed back", is_counted=is_lost, is_lost=is_lost)
+        ask(self.engine, release_chunk, claimed, "handed back", is_counted=is_lost, is_lost=is_lost)
 
     @rule(claimed=consumes(claims))
     def split(self, claimed: Claim) -> None:
@@ -181,8 +180,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         add_up_jobs(self.engine)
 
     def find(self, job_id: object) -> Job:
-        with self.engine.connect() as connection:
-            return find_job(connection, job_id)  # type: ignore[arg-type]
+        return ask(self.engine, find_job, job_id)  # type: ignore[arg-type]
 
     def expect_fence(self, claimed: Claim) -> "FenceExpectation":
         return FenceExpectation(claimed.fence < self.newest_fence[claimed.chunk_id])

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, text
 
 from tests.api_server import api_client, assert_problem, encode_waiting
 from tests.api_server import submit as submit_over_http
+from tests.database import ask, execute
 from tests.protocol import LONG, SPEC, claim_next, complete, stack, submit
 from vectormill.jobs import truncations
 from vectormill.jobs.chunk import ChunkOutcome, load_payload
@@ -34,8 +35,7 @@ def list_keys(engine: Engine, job: Job, limit: int = 100) -> list[list[str]]:
     pages: list[list[str]] = []
     after = None
     while True:
-        with engine.connect() as connection:
-            page = list_truncated_items(connection, job.id, after=after, limit=limit)
+        page = ask(engine, list_truncated_items, job.id, after=after, limit=limit)
         pages.append([item.key for item in page.items])
         if not page.has_more:
             return pages
@@ -45,8 +45,7 @@ def list_keys(engine: Engine, job: Job, limit: int = 100) -> list[list[str]]:
 def encode_all(engine: Engine, job: Job, failures: dict[int, ItemFailure] | None = None) -> Job:
     while not complete(engine, claim_next(engine), failures):
         pass
-    with engine.connect() as connection:
-        return find_job(connection, job.id)
+    return ask(engine, find_job, job.id)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 7, 100])
@@ -72,8 +71,7 @@ def test_a_retry_adds_what_it_cuts_to_what_was_cut_before(engine: Engine) -> Non
     job = submit(engine, make_items(4, {0, 2}))
     ended = encode_all(engine, job, {2: FAILED})
     assert (ended.num_truncated, list_keys(engine, job)) == (1, [["k0"]])  # an item that failed was not cut
-    with engine.begin() as connection:
-        retry_job(connection, job.id)
+    ask(engine, retry_job, job.id)
     assert encode_all(engine, job).num_truncated == 2
     assert list_keys(engine, job) == [["k0", "k2"]]
 
@@ -81,10 +79,8 @@ def test_a_retry_adds_what_it_cuts_to_what_was_cut_before(engine: Engine) -> Non
 def test_the_halves_of_a_split_chunk_keep_what_was_cut_before(engine: Engine) -> None:
     job = submit(engine, make_items(8, {1, 3, 4, 6}), chunk_max_items=4)
     encode_all(engine, job, {2: FAILED})
-    with engine.begin() as connection:
-        retry_job(connection, job.id)
-    with engine.begin() as connection:
-        split_chunk(connection, claim_next(engine), "it ended its workers")
+    ask(engine, retry_job, job.id)
+    ask(engine, split_chunk, claim_next(engine), "it ended its workers")
     assert list_keys(engine, job) == [["k1", "k3", "k4"]]  # k6 had failed
     encode_all(engine, job)
     assert list_keys(engine, job) == [["k1", "k3", "k4", "k6"]]
@@ -102,8 +98,7 @@ def test_a_text_that_its_collection_cannot_hold_is_not_counted_as_cut(engine: En
         vectors[0] *= 1e6  # too large for float16
         outcome = ChunkOutcome({}, 1, 1, truncated=[0, 1])
         complete_chunk(connection, claimed, items, np.arange(2), Ragged.from_matrix(vectors), outcome)
-    with engine.connect() as connection:
-        assert find_job(connection, job.id).num_truncated == 1
+    assert ask(engine, find_job, job.id).num_truncated == 1
     assert list_keys(engine, job) == [["k1"]]
 
 
@@ -120,10 +115,9 @@ def test_a_worker_that_lost_its_lease_notes_nothing(engine: Engine) -> None:
 def test_what_was_cut_goes_with_the_job(engine: Engine) -> None:
     job = submit(engine, make_items(4, {0}))
     encode_all(engine, job)
-    with engine.begin() as connection:
-        delete_job(connection, job.id)
-        delete_removed(connection, 1)
-        assert connection.execute(text("SELECT count(*) FROM vectormill.chunk_truncations")).scalar_one() == 0
+    ask(engine, delete_job, job.id)
+    ask(engine, delete_removed, 1)
+    assert execute(engine, "SELECT count(*) FROM vectormill.chunk_truncations").scalar_one() == 0
 
 
 @pytest.fixture

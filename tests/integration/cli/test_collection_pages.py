@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.api_server import api_client, encode_waiting, many, submit
+from tests.database import execute
 
 
 @pytest.fixture
@@ -63,13 +64,11 @@ def test_a_job_that_writes_into_a_collection_is_on_its_page_until_it_ends(
 
 
 def test_an_index_is_on_the_page_with_its_state_and_bytes(api: httpx.Client, engine: Engine) -> None:
-    with engine.begin() as connection:
-        table = connection.execute(text("SELECT id FROM vectormill.generations")).scalar_one()
-        connection.execute(
-            text(
-                f"CREATE INDEX mine ON vectormill.generation_{table} USING hnsw (embedding halfvec_cosine_ops)"
-            )
-        )
+    table = execute(engine, "SELECT id FROM vectormill.generations").scalar_one()
+    execute(
+        engine,
+        f"CREATE INDEX mine ON vectormill.generation_{table} USING hnsw (embedding halfvec_cosine_ops)",
+    )
     (generation,) = api.get("/v1/collections/docs").json()["generations"]
     (index,) = [index for index in generation["indexes"] if index["method"] == "hnsw"]
     assert (index["name"], index["state"]) == ("mine", "ready")

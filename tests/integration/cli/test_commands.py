@@ -12,12 +12,13 @@ from uuid import uuid4
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from tests.api_server import api_client, encode_waiting, encoding_meanwhile
 from tests.architecture.test_extras import command
 from tests.architecture.test_extras import run as run_with_the_base_alone
 from tests.commands import run
+from tests.database import ask, execute
 from tests.services import connected_engine, migrated_database
 from tests.unit.deployment.test_registry import write_model
 from vectormill.cli import jobs
@@ -47,8 +48,7 @@ def url(engine: Engine) -> Iterator[str]:
 def _named_api(url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VECTORMILL_API_KEY", raising=False)
     monkeypatch.setenv("VECTORMILL_API_URL", url)
-    with engine.begin() as connection:
-        connection.execute(text("DELETE FROM vectormill.workers"))
+    execute(engine, "DELETE FROM vectormill.workers")
 
 
 @pytest.fixture
@@ -74,8 +74,7 @@ def read_json(lines: str) -> list[dict[str, Any]]:
 
 
 def beat(engine: Engine, slots: int = 6, name: str = "cpu0@host", **report: Any) -> None:
-    with engine.begin() as connection:
-        beat_worker(connection, name, uuid4(), DEFAULT_MODEL, slots, {"state": "running"} | report)
+    ask(engine, beat_worker, name, uuid4(), DEFAULT_MODEL, slots, {"state": "running"} | report)
 
 
 def test_submit_prints_the_id_alone_and_sends_what_was_asked_for(
@@ -321,8 +320,7 @@ def test_a_job_that_every_live_worker_has_failed_to_load_is_refused_unless_it_ma
         beat(engine, name="cpu1@host")
         assert run("submit", texts, *SMALL) == 0, "one of two can"
     finally:
-        with engine.begin() as connection:
-            connection.execute(text("DELETE FROM vectormill.workers"))
+        execute(engine, "DELETE FROM vectormill.workers")
 
 
 def test_a_model_that_cannot_encode_is_told_before_a_stack_is_started(

@@ -19,6 +19,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from tests.api_server import api_client, encoding_meanwhile
 from tests.commands import run as run_command
+from tests.database import ask, execute
 from tests.indexers import ListedSource, await_run, contents, count_encoded, indexing, row, start_run, wanted
 from tests.outputs import finish_all
 from tests.protocol import submit, vector_of
@@ -156,19 +157,15 @@ def test_a_deletion_that_is_forgotten_after_a_day_is_not_undone_without_a_word(
     file = write(tmp_path / "a.parquet")
 
     def forget() -> int:
-        with engine.begin() as connection:
-            connection.execute(
-                text("UPDATE vectormill.tombstones SET scrubbed_at = now() - interval '2 hours'")
-            )
-            return delete_scrubbed(connection)
+        execute(engine, "UPDATE vectormill.tombstones SET scrubbed_at = now() - interval '2 hours'")
+        return ask(engine, delete_scrubbed)
 
     assert run(file, "--unchecked", *STATED) == 0
     client.delete_items("docs", ["k2"])
     assert forget() == 0, "all deletions of a collection's first day are remembered"
     assert run(file, "--unchecked") == 0
     assert "k2" not in contents(engine)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.collections SET created_at = now() - interval '26 hours'"))
+    execute(engine, "UPDATE vectormill.collections SET created_at = now() - interval '26 hours'")
     assert forget() == 1
     capsys.readouterr()
     assert run(file, "--unchecked") == 2
@@ -210,8 +207,7 @@ def test_the_output_of_a_job_enters_with_the_hashes_of_its_texts_and_another_spe
     engine: Engine, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client.create_collection("docs", options={"dimensions": 8})
-    with engine.connect() as connection:
-        spec = find_import_target(connection, "docs").spec
+    spec = ask(engine, find_import_target, "docs").spec
     items = [row("a", "one", page=1), row("b", "two")]
     outputs = {name: (tmp_path / name).as_uri() for name in ("same", "other", "codes")}
     for name, made_with in (
@@ -285,11 +281,8 @@ def test_vectors_that_the_model_does_not_give_are_refused_and_leave_no_collectio
             assert run(good, "--unchecked", *stated) == 2
             assert "vectors of another spec" in capsys.readouterr().err
         assert len(contents(engine)) == NUM_ROWS
-    with engine.begin() as connection:
-        connection.execute(
-            text("INSERT INTO vectormill.generations (collection_id, spec, fingerprint, state)"
-                 " SELECT collection_id, spec, fingerprint, 'retired' FROM vectormill.generations")
-        )  # fmt: skip
+    execute(engine, "INSERT INTO vectormill.generations (collection_id, spec, fingerprint, state)"
+                 " SELECT collection_id, spec, fingerprint, 'retired' FROM vectormill.generations")  # fmt: skip
     assert run(good, "--unchecked") == 2
     assert "would lack the imported rows" in capsys.readouterr().err
 
@@ -341,9 +334,8 @@ def test_vectors_that_differ_at_the_end_are_removed_unless_others_have_written_i
 def test_values_of_a_type_of_the_database_enter_as_texts_and_others_are_refused(
     engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TYPE mood AS ENUM ('good', 'bad')"))
-        connection.execute(text("CREATE EXTENSION IF NOT EXISTS ltree"))
+    execute(engine, "CREATE TYPE mood AS ENUM ('good', 'bad')")
+    execute(engine, "CREATE EXTENSION IF NOT EXISTS ltree")
     columns = "'k' AS key, '[1,0,0,0,0,0,0,0]'::vector AS embedding"
     for value in ("ARRAY['good'::mood]", "'a.b'::ltree", "'\\xff'::bytea"):
         query = f"SELECT {columns}, {value} AS mood"

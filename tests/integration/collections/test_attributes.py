@@ -1,8 +1,9 @@
 import json
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
+from tests.database import ask, execute
 from tests.protocol import SPEC, claim_next, complete, submit
 from vectormill.collections.collections import open_collection
 from vectormill.jobs.item import Item
@@ -20,14 +21,12 @@ def make_item(key: str, content: str, metadata: dict[str, object] | None = None)
 
 
 def keep_texts(engine: Engine) -> None:
-    with engine.begin() as connection:
-        open_collection(connection, "docs", SPEC)
-        connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
+    ask(engine, open_collection, "docs", SPEC)
+    execute(engine, "UPDATE vectormill.collections SET keep_text = true")
 
 
 def read(engine: Engine, statement: str) -> list[tuple[object, ...]]:
-    with engine.connect() as connection:
-        return [tuple(row) for row in connection.execute(text(statement))]
+    return [tuple(row) for row in execute(engine, statement)]
 
 
 def test_metadata_lies_beside_the_vectors_and_the_view_shows_both(engine: Engine) -> None:

@@ -13,7 +13,8 @@ from sqlalchemy.exc import IntegrityError
 from indexer.indexing import build_indexes
 from scheduler.index_maintainer import IndexMaintainer
 from tests.api_server import api_client
-from tests.building import ask, encode_all
+from tests.building import encode_all
+from tests.database import ask
 from tests.indexed import execute, start_run
 from tests.integration.collections.test_kinds import select
 from tests.kinds import MANY, representations_of
@@ -56,8 +57,7 @@ def few_rows_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def keep(engine: Engine, items: Any = FIRST, spec: EncodingSpec = MANY) -> Generation:
     """Put items into `docs`, which wants codes; return its generation, of which no run knows yet."""
-    with engine.begin() as connection:
-        create_collection(connection, "docs", spec, CODED, 100)
+    ask(engine, create_collection, "docs", spec, CODED, 100)
     put(engine, items, spec)
     return ask(engine, find_generation, "docs")
 
@@ -118,8 +118,7 @@ def test_a_run_turns_halves_into_codes_and_later_rows_are_codes_at_once(engine: 
         np.testing.assert_allclose(found[item.key].vectors, restored[item.key], rtol=1e-3, atol=1e-3)
         expected = replace(representations_of(item.text), vectors=found[item.key].vectors)
         assert found[item.key].pack() == expected.pack(), "dense and sparse stay as they are"
-    with engine.connect() as connection:
-        results = find_item(connection, "docs", "later3", has_vector=True).results
+    results = ask(engine, find_item, "docs", "later3", has_vector=True).results
     assert results is not None
     assert results[0] == found["later3"].pack()
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from tests.api_server import SMALL, api_client, encoding_meanwhile, many, submit
 from tests.commands import run
+from tests.database import execute
 from tests.indexers import ListedSource, indexing
 from vectormill.cli import exits
 from vectormill.client import Client
@@ -34,11 +35,10 @@ def check(api: httpx.Client, **options: Any) -> dict[str, Any]:
 
 
 def change(engine: Engine, statement: str) -> None:
-    with engine.begin() as connection:
-        table = connection.execute(
-            text("SELECT 'vectormill.generation_' || id FROM vectormill.generations WHERE state = 'live'")
-        ).scalar_one()
-        connection.execute(text(statement.format(table=table, attributes=f"{table}_attributes")))
+    table = execute(
+        engine, "SELECT 'vectormill.generation_' || id FROM vectormill.generations WHERE state = 'live'"
+    ).scalar_one()
+    execute(engine, statement.format(table=table, attributes=f"{table}_attributes"))
 
 
 def test_a_sound_collection_has_no_problems_and_its_report_says_what_was_looked_at(

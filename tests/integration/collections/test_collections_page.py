@@ -9,6 +9,7 @@ from sqlalchemy import Engine, text
 
 from tests.api_server import api_client, encode_waiting, submit
 from tests.building import encode_all
+from tests.database import execute
 from tests.docs.pages import find_blocks, find_pages
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC
@@ -73,14 +74,12 @@ def test_a_scrape_tells_rows_bytes_and_staleness_of_collections(api: httpx.Clien
     assert 'vectormill_collection_rows{collection="docs"} 4.0' in scraped
     assert 'vectormill_collection_bytes{collection="docs"}' in scraped
     assert "vectormill_collection_stale_seconds{" not in scraped
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "INSERT INTO vectormill.runs (id, collection_id, kind, state, finished_at)"
-                " SELECT gen_random_uuid(), id, 'reindex', 'completed', now() - interval '1 hour'"
-                " FROM vectormill.collections"
-            )
-        )
+    execute(
+        engine,
+        "INSERT INTO vectormill.runs (id, collection_id, kind, state, finished_at)"
+        " SELECT gen_random_uuid(), id, 'reindex', 'completed', now() - interval '1 hour'"
+        " FROM vectormill.collections",
+    )
     staleness = re.search(r'stale_seconds{collection="docs"} (\S+)', api.get("/metrics").text)
     assert staleness is not None
     assert 3600 <= float(staleness[1]) < 3700
@@ -92,16 +91,14 @@ def test_a_scrape_tells_rows_bytes_and_staleness_of_collections(api: httpx.Clien
 def test_coverage_names_what_failed_in_the_last_complete_run(api: httpx.Client, engine: Engine) -> None:
     job = submit(api, [*ITEMS, {"key": "blank", "text": " "}], collection="docs")
     encode_waiting(engine)
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "INSERT INTO vectormill.runs"
-                " (id, collection_id, kind, state, finished_at, num_seen, num_failed, job_id)"
-                " SELECT gen_random_uuid(), id, 'reindex', 'completed_with_errors', now(), 5, 1, :job"
-                " FROM vectormill.collections"
-            ),
-            {"job": job["id"]},
-        )
+    execute(
+        engine,
+        "INSERT INTO vectormill.runs"
+        " (id, collection_id, kind, state, finished_at, num_seen, num_failed, job_id)"
+        " SELECT gen_random_uuid(), id, 'reindex', 'completed_with_errors', now(), 5, 1, :job"
+        " FROM vectormill.collections",
+        job=job["id"],
+    )
     coverage = api.get("/v1/collections/docs").json()["coverage"]
     assert (coverage["num_seen"], coverage["num_failed"], coverage["share"]) == (5, 1, 0.8)
     assert coverage["failed_keys"] == ["blank"]

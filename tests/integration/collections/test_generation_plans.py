@@ -6,6 +6,7 @@ from uuid import uuid4
 
 from sqlalchemy import Engine, TextClause, text
 
+from tests.database import execute
 from tests.protocol import make_items, submit
 from vectormill.collections.coverage import COUNT_OPEN_JOBS
 from vectormill.collections.swaps import LIST_LAGGING_TWINS, LIST_PRUNABLE
@@ -44,8 +45,7 @@ QUESTIONS: list[tuple[str, TextClause, dict[str, Any]]] = [
 
 def test_questions_about_generations_read_no_ended_jobs(engine: Engine) -> None:
     submit(engine, make_items(1), collection="docs")
-    with engine.begin() as connection:
-        connection.execute(ENDED_JOBS)
+    execute(engine, ENDED_JOBS)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("ANALYZE vectormill.jobs"))
     for name, statement, values in QUESTIONS:

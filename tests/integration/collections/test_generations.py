@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, text
 
-from tests.building import BITS, NEXT, ask, build, encode_all, put, rows_of, swap
+from tests.building import BITS, NEXT, build, encode_all, put, rows_of, swap
+from tests.database import ask, execute
 from tests.indexers import start_run
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC, claim, complete, dispatch_all, make_items, submit
@@ -168,8 +169,7 @@ def test_a_swap_waits_for_twins_whose_original_has_ended(engine: Engine) -> None
     assert first is not None
     assert second is not None
     complete(engine, first if first.spec == SPEC else second)
-    with engine.begin() as connection:
-        assert swap_generations(connection, building.id, wait=lambda seconds: None) is None
+    assert ask(engine, swap_generations, building.id, wait=lambda seconds: None) is None
     complete(engine, second if first.spec == SPEC else first)
     swap(engine, building)
     assert set(rows_of(engine, "docs")) == {"a"}
@@ -259,9 +259,8 @@ def test_a_view_whose_vectors_change_their_type_keeps_grants_comments_and_option
     after = ask(engine, describe_view)
     assert after["type"] == "bit(8)"
     assert before | {"type": None} == after | {"type": None}
-    with engine.begin() as connection:
-        connection.execute(text("DROP OWNED BY reader_of_docs"))
-        connection.execute(text("DROP ROLE reader_of_docs"))
+    execute(engine, "DROP OWNED BY reader_of_docs")
+    execute(engine, "DROP ROLE reader_of_docs")
 
 
 def describe_view(connection: Connection) -> dict[str, Any]:
@@ -293,8 +292,7 @@ def test_what_depends_on_a_view_that_must_be_made_anew_refuses_the_swap_by_name(
     encode_all(engine)
     live = ask(engine, find_generation, "docs")
     building = build(engine, BITS)
-    with engine.begin() as connection:
-        connection.execute(text(statement))
+    execute(engine, statement)
     with pytest.raises(SwapRefused, match=named):
         swap(engine, building)
     assert ask(engine, find_generation, "docs") == live
@@ -313,8 +311,7 @@ def test_a_long_query_on_the_view_makes_the_swap_give_way_and_try_again(engine: 
 
     def end_query(seconds: float) -> None:
         tries.append(seconds)
-        with engine.connect() as connection:
-            assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 1
+        assert execute(engine, "SELECT count(*) FROM docs").scalar_one() == 1
         if len(tries) == 2:
             reading.rollback()
 
@@ -370,8 +367,7 @@ def test_the_live_generation_is_not_discarded(engine: Engine) -> None:
 
 def test_a_commit_into_a_generation_of_another_space_writes_nothing(engine: Engine) -> None:
     put(engine, "a")
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.generations SET fingerprint = '0123456789abcdef'"))
+    execute(engine, "UPDATE vectormill.generations SET fingerprint = '0123456789abcdef'")
     (dispatch,) = dispatch_all(engine)
     claimed = claim(engine, dispatch.chunk_id)
     assert claimed is not None

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.building import ask, build, encode_all, swap
+from tests.building import build, encode_all, swap
+from tests.database import ask, execute
 from tests.kinds import LABELS, RECORDS, SCORES, grouped_of, numbers_of, records_of
 from tests.protocol import SPEC, claim_next, make_items, submit
 from vectormill.collections import generation_tables
@@ -31,11 +32,6 @@ PAIR = Item("pair", join_pair("einsätze".encode(), b"second"), b'{"page": 7}')
 KEEPING = CollectionOptions(keep_text=True)
 
 
-def make(engine: Engine, spec: EncodingSpec, wishes: CollectionOptions = KEEPING) -> None:
-    with engine.begin() as connection:
-        create_collection(connection, "docs", spec, wishes, 100)
-
-
 def fill(engine: Engine, spec: EncodingSpec, *items: Item) -> Any:
     job = submit(engine, items, collection="docs", spec=spec)
     encode_all(engine)
@@ -43,12 +39,11 @@ def fill(engine: Engine, spec: EncodingSpec, *items: Item) -> Any:
 
 
 def select(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
-    with engine.connect() as connection:
-        return [tuple(row) for row in connection.execute(text(statement))]
+    return [tuple(row) for row in execute(engine, statement)]
 
 
 def test_scores_are_columns_of_the_view(engine: Engine) -> None:
-    make(engine, SCORES)
+    ask(engine, create_collection, "docs", SCORES, KEEPING, 100)
     alone = Item("alone", b"one text")
     assert fill(engine, SCORES, PAIR, alone).state == "completed"
     found = select(
@@ -65,13 +60,13 @@ def test_scores_are_columns_of_the_view(engine: Engine) -> None:
 
 def test_a_score_without_labels_has_none(engine: Engine) -> None:
     spec = replace(SCORES, labels=(), dimensions=1)
-    make(engine, spec)
+    ask(engine, create_collection, "docs", spec, KEEPING, 100)
     fill(engine, spec, PAIR)
     assert select(engine, "SELECT score, label, probabilities FROM docs") == [(1.0, None, None)]
 
 
 def test_records_lie_in_the_view_by_type(engine: Engine) -> None:
-    make(engine, RECORDS)
+    ask(engine, create_collection, "docs", RECORDS, KEEPING, 100)
     assert fill(engine, RECORDS, *make_items(3), Item("quoted", b'a "b" \\u0000 \t c', b"{}")).num_done == 4
     found = select(engine, "SELECT key, output -> '人物', output, metadata, text FROM docs ORDER BY key")
     assert found[0] == ("k0", grouped_of(b"text k 0")["人物"], grouped_of(b"text k 0"), None, "text k 0")
@@ -118,8 +113,8 @@ def test_a_collection_never_changes_its_kind(engine: Engine, spec: EncodingSpec)
 
 def test_no_index_of_vectors_is_wished_for_what_has_none(engine: Engine) -> None:
     with pytest.raises(WrongKind, match="An HNSW index needs vectors, but collection 'docs' contains scores"):
-        make(engine, SCORES, CollectionOptions(index_policy=HNSW))
-    make(engine, SPEC, CollectionOptions(index_policy=HNSW))
+        ask(engine, create_collection, "docs", SCORES, CollectionOptions(index_policy=HNSW), 100)
+    ask(engine, create_collection, "docs", SPEC, CollectionOptions(index_policy=HNSW), 100)
 
 
 BAD_RECORDS = (
@@ -145,10 +140,9 @@ def commit_record(engine: Engine, bad: bytes) -> None:
     claimed = claim_next(engine)
     rows = [np.frombuffer(row, dtype=np.uint8) for row in (good, bad, b"[]")]
     results, everything = Ragged.from_rows(rows, np.uint8), np.arange(3)
-    with engine.begin() as connection:
-        assert complete_chunk(connection, claimed, items, everything, results, ChunkOutcome({}, 3, 3))
-        (error,) = list_item_errors(connection, job.id, after=None, limit=10)
-        ended = find_job(connection, job.id)
+    assert ask(engine, complete_chunk, claimed, items, everything, results, ChunkOutcome({}, 3, 3))
+    (error,) = ask(engine, list_item_errors, job.id, after=None, limit=10)
+    ended = ask(engine, find_job, job.id)
     assert (error.key, error.code) == ("k1", UNSTORABLE_RECORD)
     assert (ended.state, ended.num_done, ended.num_failed) == ("completed_with_errors", 2, 1)
     found = select(engine, "SELECT key, output FROM docs ORDER BY key")
@@ -157,8 +151,7 @@ def commit_record(engine: Engine, bad: bytes) -> None:
 
 def test_a_swap_replaces_a_view_of_scores_in_place_whatever_its_labels(engine: Engine) -> None:
     fill(engine, SCORES, Item("k", b"text"))
-    with engine.begin() as connection:
-        connection.execute(text("CREATE VIEW mine AS SELECT key, probabilities FROM docs"))
+    execute(engine, "CREATE VIEW mine AS SELECT key, probabilities FROM docs")
     others = replace(SCORES, labels=("a", "b"), dimensions=2)
     building = build(engine, others)
     fill(engine, SCORES, Item("k", b"text"))

@@ -9,7 +9,8 @@ from sqlalchemy import Connection, Engine, text
 
 from scheduler.scrubber import Scrubber
 from tests.api_server import encoding_meanwhile
-from tests.building import BITS, NEXT, ask, build, encode_all, put, rows_of, swap, table_of
+from tests.building import BITS, NEXT, build, encode_all, put, rows_of, swap, table_of
+from tests.database import ask, execute
 from tests.indexers import (
     KeptSource,
     ListedSource,
@@ -43,8 +44,7 @@ KEYS = [f"k{number}" for number in range(9)]
 def kept(engine: Engine) -> Engine:
     """A collection that keeps its texts and has nine rows."""
     put(engine, "seed")
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
+    execute(engine, "UPDATE vectormill.collections SET keep_text = true")
     encode_all(engine)
     ask(engine, delete_items, "docs", ["seed"])
     put(engine, *KEYS, content="old")
@@ -182,8 +182,7 @@ def test_a_row_whose_metadata_alone_a_run_has_changed_is_not_parted_by_an_older_
             complete(engine, older)
 
     def count_compared() -> int:
-        with engine.connect() as connection:
-            number: int = connection.execute(text("SELECT sum(num_seen) FROM vectormill.runs")).scalar_one()
+        number: int = execute(engine, "SELECT sum(num_seen) FROM vectormill.runs").scalar_one()
         return number
 
     rows = [source, row("l", "another")]
@@ -204,8 +203,7 @@ def test_a_commit_that_overlaps_a_run_s_removal_leaves_no_attributes(engine: Eng
     seq = ask(engine, draw_seq)
 
     def remove() -> None:
-        with engine.begin() as connection:
-            remove_items(connection, generation, ["k"], [seq])
+        ask(engine, remove_items, generation, ["k"], [seq])
 
     with engine.begin() as connection, ThreadPoolExecutor(1) as pool:
         complete_on(connection, older)
@@ -245,9 +243,8 @@ def test_a_key_that_a_run_has_removed_is_not_brought_back_by_an_older_job(engine
     encode_all(engine)
     assert rows_of(engine, "docs")["gone"] == later.seq
     Scrubber(engine).scrub(lambda: False)
-    with engine.begin() as connection:
-        assert delete_scrubbed(connection, -1) == 1
-        assert connection.execute(text("SELECT count(*) FROM vectormill.tombstones")).scalar_one() == 0
+    assert ask(engine, delete_scrubbed, -1) == 1
+    assert execute(engine, "SELECT count(*) FROM vectormill.tombstones").scalar_one() == 0
 
 
 def test_a_key_that_a_run_has_removed_does_not_come_back_by_a_rollback(engine: Engine) -> None:

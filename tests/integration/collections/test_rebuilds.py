@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.api_server import encoding_meanwhile
-from tests.building import BITS, NEXT, ask, encode_all, put, rows_of
+from tests.building import BITS, NEXT, encode_all, put, rows_of
+from tests.database import ask, execute
 from tests.indexers import ListedSource, await_run, contents, indexing, row, wanted
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC
@@ -25,8 +26,7 @@ ROWS = [row(f"k{number}", f"text {number}", page=number) for number in range(20)
 
 
 def start(engine: Engine, spec: EncodingSpec | None, **options: Any) -> UUID:
-    with engine.begin() as connection:
-        run = create_run(connection, "docs", REINDEX, spec=spec, options=options)
+    run = ask(engine, create_run, "docs", REINDEX, spec=spec, options=options)
     assert run is not None
     return run.id
 
@@ -106,8 +106,7 @@ def test_a_failed_canary_ends_the_run_with_its_reason_and_leaves_the_live_genera
 def test_a_view_that_others_depend_on_ends_the_run_with_their_names(engine: Engine) -> None:
     put(engine, "old")
     encode_all(engine)
-    with engine.begin() as connection:
-        connection.execute(text("CREATE VIEW mine AS SELECT key FROM docs"))
+    execute(engine, "CREATE VIEW mine AS SELECT key FROM docs")
     with indexing(engine, ListedSource(ROWS)), encoding_meanwhile(engine):
         run = await_run(engine, start(engine, replace(BITS, revision="3")))
     assert run.state == FAILED

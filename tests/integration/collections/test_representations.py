@@ -9,15 +9,16 @@ import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from api.streams.result_streams import RESULT_STREAMS
-from tests.building import ask, build, encode_all, swap
-from tests.integration.collections.test_kinds import fill, make, select
+from tests.building import build, encode_all, swap
+from tests.database import ask, execute
+from tests.integration.collections.test_kinds import KEEPING, fill, select
 from tests.kinds import MANY, representations_of
 from tests.outputs import finish_all
 from tests.protocol import SPEC, claim_next, make_items, submit
-from vectormill.collections.collections import find_generation
+from vectormill.collections.collections import create_collection, find_generation
 from vectormill.collections.exports import Inclusion, read_pages
 from vectormill.collections.items import find_item
 from vectormill.domain.encoding import FLOAT32, EncodingSpec
@@ -52,8 +53,7 @@ def commit(
     results = Ragged.from_rows([np.frombuffer(row.pack(), np.uint8) for row in rows], np.uint8)
     failures = {place: ItemFailure(ENCODING_FAILED, "by this test") for place in failed}
     outcome = ChunkOutcome(failures, 10, 10, [], item_tokens=[10] * len(items))
-    with engine.begin() as connection:
-        complete_chunk(connection, claimed, items, np.arange(len(items)), results, outcome)
+    ask(engine, complete_chunk, claimed, items, np.arange(len(items)), results, outcome)
 
 
 def assert_same(packed: bytes | None, item: Item, spec: EncodingSpec) -> None:
@@ -80,7 +80,7 @@ def test_a_job_gives_back_each_output_in_its_own_order(
 
 @SPECS
 def test_each_output_is_a_column_of_the_view(engine: Engine, spec: EncodingSpec) -> None:
-    make(engine, spec)
+    ask(engine, create_collection, "docs", spec, KEEPING, 100)
     item = make_items(1)[0]
     fill(engine, spec, item)
     expected = representations_of(item.text, spec)
@@ -106,7 +106,7 @@ def test_exports_and_items_have_each_output(
     engine: Engine, spec: EncodingSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vectormill.collections.exports.PAGE_BYTES", 200)  # a page of few rows
-    make(engine, spec)
+    ask(engine, create_collection, "docs", spec, KEEPING, 100)
     items = make_items(9)
     fill(engine, spec, *items)
     pages = list(read_pages(engine, ask(engine, find_generation, "docs"), Inclusion()))
@@ -119,10 +119,9 @@ def test_exports_and_items_have_each_output(
     assert [key for key, _ in rows] == [item.key for item in items]
     for (_, packed), item in zip(rows, items, strict=True):
         assert_same(packed, item, spec)
-    with engine.connect() as connection:
-        whole, bare = (
-            find_item(connection, "docs", "k3", has_vector=has_vector) for has_vector in (True, False)
-        )
+    whole, bare = (
+        ask(engine, find_item, "docs", "k3", has_vector=has_vector) for has_vector in (True, False)
+    )
     assert whole.results is not None
     assert_same(whole.results[0], items[3], spec)
     assert bare.results is None
@@ -168,14 +167,10 @@ def test_a_chunk_that_is_split_keeps_what_its_items_have(engine: Engine) -> None
     job = submit(engine, items, spec=MANY)
     first = claim_next(engine)
     commit(engine, first, items, [representations_of(item.text) for item in items], failed=[2])
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.chunks SET state = 'pending', only_items = '{2}'"))
-        connection.execute(
-            text("UPDATE vectormill.jobs SET state = 'running', num_failed = 0, num_open_chunks = 1")
-        )
+    execute(engine, "UPDATE vectormill.chunks SET state = 'pending', only_items = '{2}'")
+    execute(engine, "UPDATE vectormill.jobs SET state = 'running', num_failed = 0, num_open_chunks = 1")
     again = claim_next(engine)
-    with engine.begin() as connection:
-        split_chunk(connection, again, "it ended its worker")
+    ask(engine, split_chunk, again, "it ended its worker")
     (block, *more) = read_job_records(engine, job.id)
     records = [*block.records, *(record for other in more for record in other.records)]
     assert [record is None for record in records] == [False, False, True, False]
@@ -193,15 +188,14 @@ def test_what_a_column_cannot_hold_fails_its_item_alone(engine: Engine) -> None:
         weights=np.ones(16_001, np.float32),
     )
     commit(engine, claim_next(engine), items, [large, many, representations_of(items[2].text)])
-    with engine.connect() as connection:
-        errors = list_item_errors(connection, job.id, after=None, limit=10)
+    errors = ask(engine, list_item_errors, job.id, after=None, limit=10)
     assert {error.key: error.code for error in errors} == {"k0": NON_FINITE_VECTOR, "k1": TOO_MANY_WEIGHTS}
     assert select(engine, "SELECT key FROM docs") == [("k2",)]
 
 
 def test_a_collection_gets_more_outputs_by_a_build(engine: Engine) -> None:
     dense = replace(SPEC, pooling="cls")
-    make(engine, dense)
+    ask(engine, create_collection, "docs", dense, KEEPING, 100)
     fill(engine, dense, *make_items(3))
     for spec in (MANY, SPARSE_ONLY, dense):
         building = build(engine, spec)

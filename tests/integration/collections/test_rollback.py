@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.api_server import api_client, encoding_meanwhile
-from tests.building import NEXT, ask, build, encode_all, put, rows_of, swap
+from tests.building import NEXT, build, encode_all, put, rows_of, swap
+from tests.database import ask, execute
 from tests.indexers import KeptSource, await_run, contents, indexing, look
 from vectormill.cli.app import main
 from vectormill.client import Client
@@ -147,8 +148,7 @@ def test_a_rollback_that_leaves_rows_out_asks_on_a_terminal_and_nowhere_else(
 
 
 def keep_texts(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
+    execute(engine, "UPDATE vectormill.collections SET keep_text = true")
 
 
 def begin_second_generation(engine: Engine) -> None:

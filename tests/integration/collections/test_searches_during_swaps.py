@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from tests.api_server import api_client, encoding_meanwhile
-from tests.building import BITS, NEXT, ask, build, encode_all, put, swap
+from tests.building import BITS, NEXT, build, encode_all, put, swap
+from tests.database import ask, execute
 from tests.indexed import search_collection
 from tests.indexers import ListedSource, await_run, indexing, row
 from tests.protocol import vector_of
@@ -77,8 +78,7 @@ def test_searches_and_queries_see_one_generation_whole_during_build_swap_and_rol
         return [match["key"] for match in client.search("docs", embedding=QUERY.tolist(), limit=10)]
 
     def ask_view() -> list[str]:
-        with engine.connect() as connection:
-            return list(connection.execute(text("SELECT key FROM docs")).scalars())
+        return list(execute(engine, "SELECT key FROM docs").scalars())
 
     with (
         api_client(engine) as http,
@@ -88,8 +88,7 @@ def test_searches_and_queries_see_one_generation_whole_during_build_swap_and_rol
     ):
         by_api, by_view = Searcher(ask_api), Searcher(ask_view)
         with searching(by_api, by_view):
-            with engine.begin() as connection:
-                run = create_run(connection, "docs", REINDEX, spec=spec)
+            run = ask(engine, create_run, "docs", REINDEX, spec=spec)
             assert run is not None
             assert await_run(engine, run.id).state == COMPLETED
             wait_for(
@@ -111,6 +110,5 @@ def test_a_search_that_began_before_the_swap_ends_in_the_old_generation(engine: 
     building = build(engine)
     before = ask(engine, find_generation, "docs")
     swap(engine, building)
-    with engine.connect() as connection:
-        found = search_collection(connection, before, QUERY, 10)
+    found = ask(engine, search_collection, before, QUERY, 10)
     assert {match.key for match in found.matches} == set(OLD)

@@ -15,6 +15,7 @@ from api.console.routes import CONSOLE_ROUTERS
 from api.console.sessions import SESSION_COOKIE, SESSION_SECONDS, open_session, seal_session
 from api.door.hosts import parse_trusted_proxies
 from tests.api_server import api_client, assert_problem
+from tests.database import ask
 from tests.protocol import make_items, submit
 from vectormill.domain.errors import ConfigurationError
 from vectormill.keys import keyring
@@ -38,8 +39,7 @@ def client(engine: Engine) -> Iterator[httpx.Client]:
 
 def add_key(engine: Engine, name: str, scope: str = "write") -> str:
     secret = make_secret()
-    with engine.begin() as connection:
-        create_key(connection, name, secret, scope)
+    ask(engine, create_key, name, secret, scope)
     return secret
 
 
@@ -142,8 +142,7 @@ def test_a_session_ends_with_its_key_and_with_a_logout(client: httpx.Client, eng
     assert client.get("/console/queue").status_code == 303
     log_in(client, secret)
     assert client.get("/console/queue").status_code == 200
-    with engine.begin() as connection:
-        revoke_key(connection, "me")
+    ask(engine, revoke_key, "me")
     assert client.get("/console/queue").status_code == 303
 
 
@@ -154,8 +153,7 @@ def test_a_stream_ends_when_the_key_of_its_session_is_revoked(client: httpx.Clie
         assert stream.status_code == 200
         parts = stream.iter_text()
         assert "retry" in next(parts)
-        with engine.begin() as connection:
-            revoke_key(connection, "me")
+        ask(engine, revoke_key, "me")
         assert "event: end" not in "".join(parts)  # the browser asks again, and is led to the login
     answer = client.get("/console/live/queue", headers={"HX-Request": "true"})
     assert answer.headers["hx-redirect"] == "/console/login"
@@ -165,8 +163,7 @@ def test_a_session_holds_at_every_process_and_is_noise_without_the_hash_of_its_k
     secret = add_key(engine, "me")
     other = add_key(engine, "other")
     now = time.time()
-    with engine.connect() as connection:
-        keys = load_keys(connection)
+    keys = ask(engine, load_keys)
     key = next(key for key in keys if key.name == "me")
     cookie = seal_session(key, secret, now)
     assert cookie != seal_session(key, secret, now)

@@ -18,6 +18,7 @@ from sqlalchemy import Engine, text
 
 from tests.api_server import api_client, encode_waiting
 from tests.api_server import submit as post_items
+from tests.database import ask
 from tests.indexed import execute
 from tests.kinds import SCORES
 from tests.protocol import claim_next, complete, make_items, submit
@@ -69,8 +70,7 @@ def press(client: httpx.Client, path: str) -> httpx.Response:
 
 def log_in(client: httpx.Client, engine: Engine, scope: str) -> None:
     secret = make_secret()
-    with engine.begin() as connection:
-        create_key(connection, scope, secret, scope)
+    ask(engine, create_key, scope, secret, scope)
     client.cookies.clear()
     (csrf,) = re.findall(r'name="csrf" value="([0-9a-f]{64})"', client.get("/console/login").text)
     client.post("/console/login", data={"csrf": csrf, "key": secret})
@@ -107,8 +107,7 @@ def test_empty_pages_say_how_what_they_list_is_made(client: httpx.Client) -> Non
 
 def test_jobs_are_listed_by_state_a_page_at_a_time(client: httpx.Client, engine: Engine) -> None:
     ids = [submit(engine, make_items(1), chunk_max_items=1).id for _ in range(53)]
-    with engine.begin() as connection:
-        pause_job(connection, ids[0])
+    ask(engine, pause_job, ids[0])
     first = client.get("/console/jobs").text
     assert first.count('<tr id="job-') == 50
     (older,) = re.findall(r'href="(/console/jobs\?after=[0-9a-f]{16})"', first)
@@ -190,8 +189,7 @@ def test_a_session_of_scope_read_looks_and_takes_results_and_presses_nothing(
         for path in ("/console/schedules/docs", "/console/collections/docs"):
             assert (f'hx-post="/console/runs/{run.id}' in client.get(path).text) == (scope == "write")
         assert press(client, f"/console/jobs/{job.id}/pause").status_code == status
-        with engine.connect() as connection:
-            assert find_job(connection, job.id).state == state
+        assert ask(engine, find_job, job.id).state == state
         assert press(client, "/console/schedules/docs/pause").status_code == status
         lines = client.get(f"/console/jobs/{job.id}/results?format=ndjson").text.splitlines()
         assert len(lines) == 4
@@ -406,8 +404,7 @@ def test_a_collection_shows_coverage_lag_and_what_is_built_but_no_secret_of_its_
                        finished_at = now() - interval '3 hours'
             """)
         )
-    with engine.begin() as connection:
-        create_run(connection, "docs", "check")
+    ask(engine, create_run, "docs", "check")
     page = searched.get("/console/collections")
     said = words_of(page)
     assert "75 % 3 h ago" in said
@@ -532,8 +529,7 @@ def test_a_run_that_is_held_is_confirmed_or_cancelled_where_it_is_listed(
 
 
 def beat(engine: Engine, name: str, report: dict[str, Any], launcher: UUID | None = None) -> None:
-    with engine.begin() as connection:
-        assert beat_worker(connection, name, INCARNATION, DEFAULT_MODEL, 4, report, launcher)
+    assert ask(engine, beat_worker, name, INCARNATION, DEFAULT_MODEL, 4, report, launcher)
 
 
 def report_of(placement: dict[str, Any]) -> dict[str, Any]:
@@ -598,12 +594,10 @@ def test_a_stream_ends_when_its_subject_is_gone(client: httpx.Client, engine: En
     beat(engine, "org/model@host", report_of({}))
 
     def delete_nightly() -> None:
-        with engine.begin() as connection:
-            delete_schedule(connection, "nightly")
+        ask(engine, delete_schedule, "nightly")
 
     def delete_host() -> None:
-        with engine.begin() as connection:
-            delete_worker(connection, "org/model@host", INCARNATION)
+        ask(engine, delete_worker, "org/model@host", INCARNATION)
 
     for path, begun, delete, gone in (
         (

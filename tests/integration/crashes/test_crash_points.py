@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 
 from scheduler.dispatcher import Dispatcher
 from tests.api_server import NDJSON, api_client, count_jobs, encode_waiting, lines
+from tests.database import ask, execute
 from tests.integration.crashes.victims import (
     PATIENCE_SECONDS,
     Servers,
@@ -93,8 +94,7 @@ def test_an_api_killed_at_any_step_of_a_submission_leaves_exactly_one_job_to_the
             assert post_to_victim(servers, number, last)[-1] == point
             answer = post(client, number)
             if answer.status_code == 409:  # an upload that is silent for a minute yields its key
-                with engine.begin() as connection:
-                    connection.execute(AGE_UPLOADS)
+                execute(engine, AGE_UPLOADS)
                 answer = post(client, number)
             assert answer.status_code == 202, f"killed {point}: {answer.text}"
             again = post(client, number)
@@ -182,14 +182,12 @@ def test_a_worker_killed_at_any_step_between_message_and_ack_leaves_its_chunk_to
         assert encode(last)[-1] == points[last]
 
     def have_ended() -> bool:
-        with engine.connect() as connection:
-            return all(find_job(connection, job.id).is_terminal for job, _ in jobs)
+        return all(ask(engine, find_job, job.id).is_terminal for job, _ in jobs)
 
     with running(schedule, servers, is_watched=False), running(work, servers, is_watched=False):
         wait_for(have_ended, PATIENCE_SECONDS, "every job ended")
     for job, items in jobs:
         check_items(engine, job.id, items)
-        with engine.connect() as connection:
-            ended = find_job(connection, job.id)
+        ended = ask(engine, find_job, job.id)
         assert (ended.num_done, ended.num_failed) == (2, 1)
     Witness(engine).look()

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 
 from indexer.phases import Tools, carry_out
 from tests.api_server import encode_waiting
+from tests.database import ask, execute
 from tests.indexers import ListedSource, contents, look, row, start_run, wanted
 from tests.integration.crashes.points import CrashPoints
 from tests.integration.crashes.victims import Servers, running, watched_engine
@@ -56,8 +57,7 @@ COUNT_STAGES = text("SELECT count(*) FROM pg_class WHERE relname ~ '^run_[0-9a-f
 
 def carry_out_next(engine: Engine, wait: Callable[[float], object]) -> None:
     """What an indexer does with the next run, in this thread."""
-    with engine.begin() as connection:
-        claimed = claim_run(connection, "an indexer", LEASE_SECONDS)
+    claimed = ask(engine, claim_run, "an indexer", LEASE_SECONDS)
     assert claimed is not None
     settings = Settings(chunk_max_items=2)
     tools = Tools(engine, settings, Registry({}), lambda context: ListedSource(AFTER, batch=7), wait)
@@ -131,8 +131,7 @@ def test_an_indexer_killed_at_any_step_leaves_its_run_to_another_which_encodes_n
         reached = index(last, run_id)
         assert len(reached) == number
         if not look(engine, run_id).is_terminal:
-            with engine.begin() as connection:
-                connection.execute(EXPIRE)
+            execute(engine, EXPIRE)
             carry_out_next(engine, lambda _: encode_waiting(engine))
         check(engine, number, run_id, f"{last} {reached[-1]}")
 

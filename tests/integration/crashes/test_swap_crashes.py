@@ -11,7 +11,8 @@ from sqlalchemy import Engine, text
 
 from indexer.context import RunContext
 from indexer.swapping import swap
-from tests.building import BITS, NEXT, ask, build, encode_all, hold_nothing, make_run, put
+from tests.building import BITS, NEXT, build, encode_all, hold_nothing, make_run, put
+from tests.database import ask, execute
 from tests.integration.crashes.points import CrashPoints
 from tests.integration.crashes.victims import Servers, running, watched_engine
 from vectormill.collections.collection import Generation
@@ -38,8 +39,7 @@ LOOK = text("""
 def swap_in_indexer(servers: Servers, points: CrashPoints, pipe: Pipe) -> None:
     engine = watched_engine(servers, points)
     looking = make_engine(servers.database_url, application_name="test", pool_size=1)
-    with looking.connect() as connection:
-        building = find_building(connection, "docs")
+    building = ask(looking, find_building, "docs")
     assert building is not None
     run = make_run(building, 1, 0, {})
     swap(
@@ -68,8 +68,7 @@ def prepare(engine: Engine, spec: EncodingSpec) -> Generation:
 
 
 def look(engine: Engine) -> dict[str, Any]:
-    with engine.connect() as connection:
-        return dict(connection.execute(LOOK).one()._mapping)
+    return dict(execute(engine, LOOK).one()._mapping)
 
 
 @pytest.mark.timeout(300)

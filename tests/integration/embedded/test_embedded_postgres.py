@@ -9,9 +9,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine
 
 from tests.clusters import START_AND_WAIT, connect, new_directory, servers_of, value
+from tests.database import execute
 from tests.waiting import wait_for
 from vectormill.embedded.errors import AlreadyRunning, EmbeddedServerFailed
 from vectormill.embedded.postgres import EmbeddedPostgres
@@ -137,8 +138,7 @@ def test_a_directory_may_have_any_name(home: Path, name: str) -> None:
         url = server.start()
         assert value(url, "SELECT 1") == 1
         engine = create_engine(url)
-        with engine.connect() as connection:
-            assert connection.execute(text("SELECT 2")).scalar() == 2
+        assert execute(engine, "SELECT 2").scalar() == 2
         engine.dispose()
     finally:
         server.destroy()

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from indexer.indexing import build_indexes, drop_before_bulk
+from tests.database import ask
 from tests.indexed import (
     draw_vectors,
     execute,
@@ -41,8 +42,7 @@ def write(engine: Engine, generation: Generation, keys: list[str], seq: int = 5)
     kind = choose_vector_type(SPEC, in_collection=True)
     items = [Item(key, key.encode()) for key in keys]
     rows = make_rows(draw_vectors(len(keys)), kind, None)
-    with engine.begin() as connection:
-        upsert_rows(connection, generation.id, seq, items, rows, SPEC)
+    ask(engine, upsert_rows, generation.id, seq, items, rows, SPEC)
 
 
 def describe(number: int) -> bytes:
@@ -83,8 +83,7 @@ def test_the_planner_takes_the_index_of_a_collection_that_is_not_small(engine: E
     wish(engine, index_options="""'{"m": 12, "ef_construction": 48}'""")
     build_indexes(start_run(engine)[0], generation)
     execute(engine, f"ANALYZE vectormill.{generation.table_name}")
-    with engine.connect() as connection:
-        found = search_collection(connection, generation, vectors[3], 10)
+    found = ask(engine, search_collection, generation, vectors[3], 10)
     assert found.num_rows_read is None
     assert found.matches[0].key == "3"
 
@@ -159,8 +158,7 @@ def test_an_index_is_built_anew_when_deletions_pass_the_share(engine: Engine) ->
     context, report = start_run(engine)
     build_indexes(context, generation)
     assert report["because"].startswith("25% of its rows")
-    with engine.connect() as connection:
-        assert find_record(connection, generation.id)["num_rows"] == NUM_ROWS * 3 // 4
+    assert ask(engine, find_record, generation.id)["num_rows"] == NUM_ROWS * 3 // 4
 
 
 def removed(engine: Engine, generation: Generation) -> int:
@@ -188,13 +186,11 @@ def test_writers_and_searches_go_on_while_a_live_index_is_built(
             failures.append(error)
 
     def search(number: int) -> None:
-        with engine.connect() as connection:
-            assert search_collection(connection, generation, vectors[number % 6000], 5).matches
+        assert ask(engine, search_collection, generation, vectors[number % 6000], 5).matches
 
     def put(number: int) -> None:
         rows = make_rows(vectors[number : number + 1], kind, None)
-        with engine.begin() as connection:
-            upsert_rows(connection, generation.id, 9, [Item(f"new{number}", b"n")], rows, generation.spec)
+        ask(engine, upsert_rows, generation.id, 9, [Item(f"new{number}", b"n")], rows, generation.spec)
 
     acts = {"search": search, "put": put}
     threads = [threading.Thread(target=go_on, args=each) for each in acts.items()]

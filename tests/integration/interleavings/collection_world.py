@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine, text
 from indexer.context import RunContext
 from indexer.phases import Tools, carry_out
 from indexer.reindexing import open_run_source
-from tests.building import ask
+from tests.database import ask
 from tests.indexers import ListedSource, make_collection
 from tests.integration.interleavings.world import outage
 from tests.integration.order.ledger import Ledger, Value, Write

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.building import ask
+from tests.database import ask
 from tests.integration.interleavings.collection_world import (
     LIST_OPEN_JOBS,
     LIST_OPEN_RUNS,

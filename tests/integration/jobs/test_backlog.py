@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
+from tests.database import ask, execute
 from tests.protocol import (
     SPEC,
     check_open_job_counts,
@@ -15,7 +16,7 @@ from tests.protocol import (
     make_items,
     submit,
 )
-from vectormill.jobs.backlog import Waiting, add_up_counts, count_open_jobs, count_pending_items, list_waiting
+from vectormill.jobs.backlog import add_up_counts, count_open_jobs, count_pending_items, list_waiting
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.jobs import cancel_job, delete_job, pause_job, resume_job, retry_job
@@ -25,21 +26,15 @@ from vectormill.settings import Settings
 AGE = text("UPDATE vectormill.jobs SET created_at = now() - CAST(:age AS interval) WHERE id = :job_id")
 
 
-def look(engine: Engine) -> list[Waiting]:
-    with engine.connect() as connection:
-        return list_waiting(connection)
-
-
 def age(engine: Engine, job_id: Any, seconds: int) -> None:
-    with engine.begin() as connection:
-        connection.execute(AGE, {"age": f"{seconds} seconds", "job_id": job_id})
+    execute(engine, AGE, age=f"{seconds} seconds", job_id=job_id)
 
 
 def test_nothing_waits_where_no_job_is_open(engine: Engine) -> None:
-    assert look(engine) == []
+    assert ask(engine, list_waiting) == []
     submit(engine, make_items(2))
     complete(engine, claim_next(engine))
-    assert look(engine) == []
+    assert ask(engine, list_waiting) == []
 
 
 def test_jobs_are_counted_by_model_and_priority_with_the_age_of_the_oldest(engine: Engine) -> None:
@@ -48,7 +43,7 @@ def test_jobs_are_counted_by_model_and_priority_with_the_age_of_the_oldest(engin
     submit(engine, make_items(1), spec=replace(SPEC, model="other"))
     age(engine, old.id, 7200)
     age(engine, young.id, 60)
-    urgent, bulk, other = look(engine)
+    urgent, bulk, other = ask(engine, list_waiting)
     assert (urgent.model, urgent.priority, urgent.num_jobs, urgent.num_items) == ("fake", 0, 1, 5)
     assert (bulk.model, bulk.priority, bulk.num_jobs, bulk.num_items) == ("fake", 5, 2, 13)
     assert bulk.num_pending_chunks == 4
@@ -62,33 +57,30 @@ def test_what_workers_were_given_is_told_apart_and_what_they_hold_has_no_age(eng
     age(engine, job.id, 100)
     first, *others = dispatch_all(engine)
     claim(engine, first.chunk_id)
-    (bulk,) = look(engine)
+    (bulk,) = ask(engine, list_waiting)
     assert (bulk.num_pending_chunks, bulk.num_queued_chunks, bulk.num_leased_chunks) == (0, 2, 1)
     assert bulk.oldest_seconds is not None
     for dispatch in others:
         claim(engine, dispatch.chunk_id)
-    (held,) = look(engine)
+    (held,) = ask(engine, list_waiting)
     assert (held.num_queued_chunks, held.num_leased_chunks, held.oldest_seconds) == (0, 3, None)
 
 
 def test_a_paused_job_waits_for_its_client_and_its_pause_is_no_age(engine: Engine) -> None:
     job = submit(engine, make_items(4))
     claim_next(engine)
-    with engine.begin() as connection:
-        pause_job(connection, job.id)
-    assert look(engine) == []
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE vectormill.jobs SET created_at = now() - interval '1 hour', "
-                "started_at = now() - interval '1 hour', paused_at = now() - interval '59 minutes' WHERE id = :id"
-            ),
-            {"id": job.id},
-        )
-        resume_job(connection, job.id)
+    ask(engine, pause_job, job.id)
+    assert ask(engine, list_waiting) == []
+    execute(
+        engine,
+        "UPDATE vectormill.jobs SET created_at = now() - interval '1 hour', "
+        "started_at = now() - interval '1 hour', paused_at = now() - interval '59 minutes' WHERE id = :id",
+        id=job.id,
+    )
+    ask(engine, resume_job, job.id)
     with engine.begin() as connection:  # what its worker held is offered again
         connection.execute(text("UPDATE vectormill.chunks SET state = 'pending', lease_until = NULL"))
-    (waiting,) = look(engine)
+    (waiting,) = ask(engine, list_waiting)
     assert waiting.oldest_seconds is not None
     assert 50 < waiting.oldest_seconds < 120
 
@@ -104,14 +96,10 @@ def test_the_counts_of_open_jobs_follow_every_change_of_a_job(engine: Engine) ->
     complete(engine, claim_next(engine))
     check_open_job_counts(engine)
     for change in (pause_job, resume_job, cancel_job):
-        with engine.begin() as connection:
-            change(connection, jobs[0].id)
+        ask(engine, change, jobs[0].id)
         check_open_job_counts(engine)
-    with engine.begin() as connection:
-        delete_job(connection, jobs[1].id)
-        connection.execute(
-            text("DELETE FROM vectormill.generations")
-        )  # the upload's job loses its generation
+    ask(engine, delete_job, jobs[1].id)
+    execute(engine, "DELETE FROM vectormill.generations")  # the upload's job loses its generation
     check_open_job_counts(engine)
     with engine.connect() as connection:
         assert count_pending_items(connection) == 400
@@ -121,10 +109,9 @@ def test_the_counts_of_open_jobs_follow_every_change_of_a_job(engine: Engine) ->
 def test_a_job_that_is_retried_is_counted_again(engine: Engine) -> None:
     job = submit(engine, make_items(4))
     assert complete(engine, claim_next(engine), {1: ItemFailure(EMPTY_TEXT, "It is empty.")})
-    with engine.begin() as connection:
-        assert count_pending_items(connection) == 0
-        retry_job(connection, job.id)
-        assert count_pending_items(connection) == 1
+    assert ask(engine, count_pending_items) == 0
+    ask(engine, retry_job, job.id)
+    assert ask(engine, count_pending_items) == 1
     check_open_job_counts(engine)
 
 
@@ -142,8 +129,7 @@ def test_added_up_counts_are_the_same_and_few(engine: Engine) -> None:
             )
     add_up_counts(engine)
     check_open_job_counts(engine)
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT count(*) FROM vectormill.open_job_counts")).scalar_one() == 1
+    assert execute(engine, "SELECT count(*) FROM vectormill.open_job_counts").scalar_one() == 1
 
 
 def test_counting_waits_for_nobody_and_counts_nobody_twice(engine: Engine) -> None:
@@ -169,17 +155,14 @@ def test_counting_waits_for_nobody_and_counts_nobody_twice(engine: Engine) -> No
 
 def test_a_large_job_changes_the_counts_rarely_and_is_never_counted_too_small(engine: Engine) -> None:
     job = submit(engine, make_items(6400), chunk_max_items=1)
-    with engine.connect() as connection:
-        num_before = connection.execute(text("SELECT count(*) FROM vectormill.open_job_counts")).scalar_one()
+    num_before = execute(engine, "SELECT count(*) FROM vectormill.open_job_counts").scalar_one()
     for num_done in range(0, 6401, 40):
-        with engine.begin() as connection:
-            connection.execute(
-                text(
-                    "UPDATE vectormill.jobs SET num_done = :num, num_open_chunks = 6400 - :num WHERE id = :id"
-                ),
-                {"num": num_done, "id": job.id},
-            )
-            assert 0 <= count_pending_items(connection) - (6400 - num_done) < 6400 / 64
-    with engine.connect() as connection:
-        num_after = connection.execute(text("SELECT count(*) FROM vectormill.open_job_counts")).scalar_one()
+        execute(
+            engine,
+            "UPDATE vectormill.jobs SET num_done = :num, num_open_chunks = 6400 - :num WHERE id = :id",
+            num=num_done,
+            id=job.id,
+        )
+        assert 0 <= ask(engine, count_pending_items) - (6400 - num_done) < 6400 / 64
+    num_after = execute(engine, "SELECT count(*) FROM vectormill.open_job_counts").scalar_one()
     assert num_after - num_before == 2 * 64

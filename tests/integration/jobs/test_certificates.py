@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine, text
 from tests.api_server import api_client, assert_problem
 from tests.api_server import submit as submit_by_http
 from tests.chunk_work import encode_all
+from tests.database import ask, execute
 from tests.models import DEVICE, TinyModels, packaged_model
 from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.protocol import SPEC, claim_next, complete, make_items, submit
@@ -52,8 +53,7 @@ def digests(lines: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def test_a_certificate_has_the_spec_the_counts_the_workers_and_a_digest_of_each_chunk(engine: Engine) -> None:
-    with engine.begin() as connection:
-        periods = [begin_period(connection, "w-cpu0@host", uuid4(), SPEC.model, REPORT) for _ in range(2)]
+    periods = [ask(engine, begin_period, "w-cpu0@host", uuid4(), SPEC.model, REPORT) for _ in range(2)]
     job = submit(engine, make_items(10))
     current = iter([periods[0], periods[0], periods[1]])
     with encoding_chunks(engine, read_period=lambda: next(current)) as encoder:
@@ -265,12 +265,9 @@ def _damage_own(connection: Connection, name: str) -> None:
 
 
 def _first_chunk(engine: Engine, job_id: UUID) -> int:
-    with engine.connect() as connection:
-        return int(
-            connection.execute(
-                text("SELECT min(id) FROM vectormill.chunks WHERE job_id = :id"), {"id": job_id}
-            ).scalar_one()
-        )
+    return int(
+        execute(engine, "SELECT min(id) FROM vectormill.chunks WHERE job_id = :id", id=job_id).scalar_one()
+    )
 
 
 def test_another_revision_of_the_model_is_not_compared(

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
+from tests.database import execute
 from tests.protocol import SPEC, submit
 from vectormill.jobs.chunk import TokenEstimate, choose_chunk_tokens, decode_payload
 from vectormill.jobs.item import Item
@@ -31,8 +32,7 @@ def write(engine: Engine, items: list[Item], **limits: Any) -> list[Any]:
         for item in items:
             writer.add(item)
         job = writer.finish()
-    with engine.connect() as connection:
-        return list(connection.execute(LIST_CHUNKS, {"job_id": job.id}))
+    return list(execute(engine, LIST_CHUNKS, job_id=job.id))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -65,8 +65,7 @@ def test_every_item_is_in_one_chunk_in_its_order_and_no_chunk_is_larger_than_its
 
 def test_a_job_of_some_hundred_texts_is_spread_over_several_workers(engine: Engine) -> None:
     job = submit(engine, [Item(str(number), b"x" * 240) for number in range(1200)], chunk_max_items=2048)
-    with engine.connect() as connection:
-        sizes = [row.estimated_tokens for row in connection.execute(LIST_CHUNKS, {"job_id": job.id})]
+    sizes = [row.estimated_tokens for row in execute(engine, LIST_CHUNKS, job_id=job.id)]
     assert len(sizes) >= 3 * 4
     assert max(sizes) <= sum(sizes) / 8
 

@@ -9,13 +9,13 @@ import pytest
 from sqlalchemy import Engine, text
 
 from scheduler.pruner import Pruner
+from tests.database import ask, execute
 from tests.protocol import SPEC, claim_next, complete, make_items, register_worker, submit
 from tests.waiting import wait_for
 from vectormill.domain.errors import ModelError
 from vectormill.jobs.dispatch import list_rooms
 from vectormill.jobs.failing import LIST_STUCK_JOBS
 from vectormill.jobs.item import MODEL_NOT_LOADED
-from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job, list_item_errors, pause_job, retry_job
 from vectormill.jobs.waiting import explain_waits
 from vectormill.workers.workers import ALIVE_SECONDS, count_failing_workers, count_workers
@@ -58,15 +58,13 @@ def test_a_job_waits_with_the_reason_why_no_worker_can_load_its_model(
     notice.tell(BrokenEngine(1).report())
 
     def explain() -> str | None:
-        with engine.connect() as connection:
-            reason = explain_waits(connection, [job])[job.id]
+        reason = ask(engine, explain_waits, [job])[job.id]
         return reason if REASON in reason else None
 
     assert f"fake-cpu0@host is dead ({REASON})" in wait_for(explain)
-    with engine.connect() as connection:
-        assert count_workers(connection) == {}
-        assert count_failing_workers(connection) == 1
-        assert list_rooms(connection, ALIVE_SECONDS) == []
+    assert ask(engine, count_workers) == {}
+    assert ask(engine, count_failing_workers) == 1
+    assert ask(engine, list_rooms, ALIVE_SECONDS) == []
 
 
 def test_a_model_that_is_not_loaded_is_tried_again_after_growing_pauses(notice: FailureNotice) -> None:
@@ -122,8 +120,7 @@ def list_failing_worker(engine: Engine, notice: FailureNotice) -> None:
     notice.tell(BrokenEngine(1).report())
 
     def is_listed() -> bool:
-        with engine.connect() as connection:
-            return count_failing_workers(connection) == 1
+        return ask(engine, count_failing_workers) == 1
 
     wait_for(is_listed)
 
@@ -139,11 +136,6 @@ def let_pass(engine: Engine, seconds: float, table: str = "jobs, workers") -> No
             connection.execute(text(moved[name]), {"seconds": seconds})
 
 
-def find(engine: Engine, job: Job) -> Job:
-    with engine.connect() as connection:
-        return find_job(connection, job.id)
-
-
 def test_a_job_whose_model_no_worker_loads_for_a_day_fails_with_the_reason_and_is_there_for_a_retry(
     engine: Engine, notice: FailureNotice
 ) -> None:
@@ -151,7 +143,7 @@ def test_a_job_whose_model_no_worker_loads_for_a_day_fails_with_the_reason_and_i
     list_failing_worker(engine, notice)
     let_pass(engine, DAY + 1)
     fail_stuck_jobs(engine)
-    ended = find(engine, job)
+    ended = ask(engine, find_job, job.id)
     assert (ended.state, ended.num_failed, ended.num_open_chunks) == ("failed", 50, 0)
     assert ended.finished_at is not None
     with engine.begin() as connection:
@@ -162,12 +154,12 @@ def test_a_job_whose_model_no_worker_loads_for_a_day_fails_with_the_reason_and_i
         assert REASON in errors[0].detail
         assert retry_job(connection, job.id).state == "queued"
     fail_stuck_jobs(engine)
-    assert find(engine, job).state == "queued"  # the retry has a day of its own
+    assert ask(engine, find_job, job.id).state == "queued"  # the retry has a day of its own
     notice.end()
     register_worker(engine, name="other")
     while not complete(engine, claim_next(engine)):
         pass
-    assert find(engine, job).state == "completed"
+    assert ask(engine, find_job, job.id).state == "completed"
 
 
 def test_items_that_had_their_vector_before_the_model_was_lost_keep_it(
@@ -176,12 +168,11 @@ def test_items_that_had_their_vector_before_the_model_was_lost_keep_it(
     job = submit(engine, make_items(8), chunk_max_items=4)
     register_worker(engine, name="gone")
     complete(engine, claim_next(engine))
-    with engine.begin() as connection:
-        connection.execute(text("DELETE FROM vectormill.workers"))
+    execute(engine, "DELETE FROM vectormill.workers")
     list_failing_worker(engine, notice)
     let_pass(engine, DAY + 1)
     fail_stuck_jobs(engine)
-    ended = find(engine, job)
+    ended = ask(engine, find_job, job.id)
     assert (ended.state, ended.num_done, ended.num_failed) == ("completed_with_errors", 4, 4)
 
 
@@ -194,7 +185,7 @@ def test_a_job_fails_only_when_it_and_the_failure_to_load_are_older_than_the_lim
     let_pass(engine, DAY + 1, "workers" if young == "jobs" else "jobs")
     let_pass(engine, DAY - 60, young)
     fail_stuck_jobs(engine)
-    assert find(engine, job).state == "queued"
+    assert ask(engine, find_job, job.id).state == "queued"
 
 
 def test_a_job_that_another_worker_may_encode_or_that_nobody_was_started_for_waits_on(
@@ -207,22 +198,21 @@ def test_a_job_that_another_worker_may_encode_or_that_nobody_was_started_for_wai
     list_failing_worker(engine, notice)
     let_pass(engine, DAY + 1)
     fail_stuck_jobs(engine)
-    assert [find(engine, job).state for job in (absent, other)] == ["queued", "queued"]
+    assert [ask(engine, find_job, job.id).state for job in (absent, other)] == ["queued", "queued"]
     served = submit(engine, make_items(2))
     register_worker(engine, name="other")
     let_pass(engine, DAY + 1)
     fail_stuck_jobs(engine)
-    assert find(engine, served).state == "queued"
+    assert ask(engine, find_job, served.id).state == "queued"
 
 
 def test_a_paused_job_is_not_failed(engine: Engine, notice: FailureNotice) -> None:
     job = submit(engine, make_items(2))
-    with engine.begin() as connection:
-        pause_job(connection, job.id)
+    ask(engine, pause_job, job.id)
     list_failing_worker(engine, notice)
     let_pass(engine, DAY + 1)
     fail_stuck_jobs(engine)
-    assert find(engine, job).state == "paused"
+    assert ask(engine, find_job, job.id).state == "paused"
 
 
 def test_stuck_jobs_are_found_without_reading_ended_ones(engine: Engine) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from sqlalchemy import Engine, text
 
 from scheduler.mender import Mender
 from tests.api_server import api_client
+from tests.database import ask, execute
 from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.protocol import (
     SPEC,
@@ -47,12 +48,10 @@ FIND_CHUNKS = text("""
 def periods(engine: Engine) -> list[int]:
     """Three periods of a worker that is gone; the first is proven, the second fails, and the third is another's."""
     incarnation = uuid4()
-    with engine.begin() as connection:
-        found = [
-            begin_period(connection, "w", owner, SPEC.model, {})
-            for owner in (incarnation, incarnation, uuid4())
-        ]
-        prove_period(connection, found[0])
+    found = [
+        ask(engine, begin_period, "w", owner, SPEC.model, {}) for owner in (incarnation, incarnation, uuid4())
+    ]
+    ask(engine, prove_period, found[0])
     return found
 
 
@@ -64,21 +63,14 @@ def encode(engine: Engine, job: Job, periods: Sequence[int | None]) -> Job:
 
 
 def fail_and_mend(engine: Engine, period: int) -> None:
-    with engine.begin() as connection:
-        fail_period(connection, period, REASON)
+    ask(engine, fail_period, period, REASON)
     Mender(engine).mend()
-
-
-def find(engine: Engine, job_id: UUID) -> Job:
-    with engine.connect() as connection:
-        return find_job(connection, job_id)
 
 
 def damage(engine: Engine, table: str, where: str = "true") -> None:
     """Write other vectors into a table of results, as a faulty process would have."""
     wrong = "[" + ",".join(["0.5"] * SPEC.dimensions) + "]"
-    with engine.begin() as connection:
-        connection.execute(text(f"UPDATE vectormill.{table} SET embedding = '{wrong}' WHERE {where}"))
+    execute(engine, f"UPDATE vectormill.{table} SET embedding = '{wrong}' WHERE {where}")
 
 
 def test_exactly_the_chunks_of_the_failed_period_are_encoded_again_and_their_job_ends_again(
@@ -87,8 +79,7 @@ def test_exactly_the_chunks_of_the_failed_period_are_encoded_again_and_their_job
     proven, failed, other = periods
     job = encode(engine, submit(engine, make_items(16)), [proven, failed, other, failed])
     fail_and_mend(engine, failed)
-    with engine.connect() as connection:
-        chunks = connection.execute(FIND_CHUNKS, {"job_id": job.id}).all()
+    chunks = execute(engine, FIND_CHUNKS, job_id=job.id).all()
     assert [(chunk.state, chunk.proof_id) for chunk in chunks] == [
         ("done", proven),
         ("pending", None),
@@ -96,7 +87,7 @@ def test_exactly_the_chunks_of_the_failed_period_are_encoded_again_and_their_job
         ("pending", None),
     ]
     assert REASON in chunks[1].error
-    opened = find(engine, job.id)
+    opened = ask(engine, find_job, job.id)
     assert (opened.state, opened.num_done, opened.num_open_chunks) == ("queued", 8, 2)
     check_open_job_counts(engine)
     ended = encode(engine, job, [other, other])
@@ -105,7 +96,7 @@ def test_exactly_the_chunks_of_the_failed_period_are_encoded_again_and_their_job
     vectors = np.concatenate([block.vectors for block in blocks])
     assert np.allclose(vectors, [vector_of(item.text) for item in make_items(16)])
     Mender(engine).mend()
-    assert find(engine, job.id).state == "completed", "the period was repaired once"
+    assert ask(engine, find_job, job.id).state == "completed", "the period was repaired once"
     check_open_job_counts(engine)
 
 
@@ -114,19 +105,13 @@ def test_a_newer_write_to_one_of_the_keys_stays_and_the_others_are_replaced(
 ) -> None:
     failed = periods[1]
     job = encode(engine, submit(engine, make_items(4), collection="docs"), [failed])
-    with engine.connect() as connection:
-        table = connection.execute(
-            text("SELECT 'generation_' || max(id) FROM vectormill.generations")
-        ).scalar()
+    table = execute(engine, "SELECT 'generation_' || max(id) FROM vectormill.generations").scalar()
     damage(engine, str(table))
     newer = encode(engine, submit(engine, [Item("k1", b"newer")], collection="docs"), [periods[2]])
     fail_and_mend(engine, failed)
-    assert find(engine, newer.id).state == "completed"
+    assert ask(engine, find_job, newer.id).state == "completed"
     assert encode(engine, job, [periods[2]]).state == "completed"
-    with engine.connect() as connection:
-        rows = connection.execute(
-            text("SELECT key, job_seq, embedding::real[] AS vector FROM docs ORDER BY key")
-        ).all()
+    rows = execute(engine, "SELECT key, job_seq, embedding::real[] AS vector FROM docs ORDER BY key").all()
     assert [(row.key, row.job_seq) for row in rows] == [
         ("k0", job.seq),
         ("k1", newer.seq),
@@ -141,26 +126,22 @@ def test_a_newer_write_to_one_of_the_keys_stays_and_the_others_are_replaced(
 def test_a_worker_that_may_still_commit_is_waited_for(engine: Engine) -> None:
     incarnation = uuid4()
     register_worker(engine, incarnation=incarnation)
-    with engine.begin() as connection:
-        failed = begin_period(connection, "w", incarnation, SPEC.model, {})
+    failed = ask(engine, begin_period, "w", incarnation, SPEC.model, {})
     job = encode(engine, submit(engine, make_items(4)), [failed])
     fail_and_mend(engine, failed)
-    assert find(engine, job.id).state == "completed"
-    with engine.begin() as connection:
-        connection.execute(text("DELETE FROM vectormill.workers WHERE name = 'w'"))
+    assert ask(engine, find_job, job.id).state == "completed"
+    execute(engine, "DELETE FROM vectormill.workers WHERE name = 'w'")
     Mender(engine).mend()
-    assert find(engine, job.id).state == "queued"
+    assert ask(engine, find_job, job.id).state == "queued"
 
 
 def test_items_that_failed_stay_failed_and_are_not_counted_twice(engine: Engine, periods: list[int]) -> None:
     job = submit(engine, make_items(4))
     claim = claim_next_chunk(engine)
     complete(engine, claim, {1: ItemFailure(EMPTY_TEXT, "")})
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.chunks SET proof_id = :id"), {"id": periods[1]})
+    execute(engine, "UPDATE vectormill.chunks SET proof_id = :id", id=periods[1])
     fail_and_mend(engine, periods[1])
-    with engine.connect() as connection:
-        chunk = connection.execute(FIND_CHUNKS, {"job_id": job.id}).one()
+    chunk = execute(engine, FIND_CHUNKS, job_id=job.id).one()
     assert chunk.only_items == [0, 2, 3]
     ended = encode(engine, job, [periods[2]])
     assert (ended.state, ended.num_done, ended.num_failed) == ("completed_with_errors", 3, 1)
@@ -174,25 +155,19 @@ def test_chunks_that_cannot_be_encoded_again_are_suspect_and_listed(
     job = submit(engine, make_items(8))
     if obstacle == "texts":
         encode(engine, job, [periods[0], failed])
-        with engine.begin() as connection:
-            connection.execute(
-                text(
-                    "DELETE FROM vectormill.chunk_payloads WHERE chunk_id = (SELECT max(id) FROM vectormill.chunks)"
-                )
-            )
+        execute(
+            engine,
+            "DELETE FROM vectormill.chunk_payloads WHERE chunk_id = (SELECT max(id) FROM vectormill.chunks)",
+        )
     else:
         complete(engine, claim_next_chunk(engine))
-        with engine.begin() as connection:
-            connection.execute(
-                text("UPDATE vectormill.chunks SET proof_id = :id WHERE state = 'done'"), {"id": failed}
-            )
-            cancel_job(connection, job.id)
-    before = find(engine, job.id)
+        execute(engine, "UPDATE vectormill.chunks SET proof_id = :id WHERE state = 'done'", id=failed)
+        ask(engine, cancel_job, job.id)
+    before = ask(engine, find_job, job.id)
     fail_and_mend(engine, failed)
-    assert find(engine, job.id).state == before.state
-    with engine.connect() as connection:
-        assert count_failed_periods(connection) == 1
-        (suspect,) = list_suspect_chunks(connection, after=None, limit=10)
+    assert ask(engine, find_job, job.id).state == before.state
+    assert ask(engine, count_failed_periods) == 1
+    (suspect,) = ask(engine, list_suspect_chunks, after=None, limit=10)
     assert (suspect.job_id, suspect.num_items, suspect.worker, suspect.reason) == (job.id, 4, "w", REASON)
     assert suspect.first_item == (4 if obstacle == "texts" else 0)
     if obstacle == "cancelled":
@@ -235,9 +210,8 @@ def test_a_suspect_chunk_stays_suspect_when_its_failed_items_are_retried(
 ) -> None:
     job = submit(engine, make_items(4))
     complete(engine, claim_next_chunk(engine), {1: ItemFailure(EMPTY_TEXT, "")})
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.chunks SET is_suspect = true"))
-        retry_job(connection, job.id)
+    execute(engine, "UPDATE vectormill.chunks SET is_suspect = true")
+    ask(engine, retry_job, job.id)
     encode(engine, job, [periods[2]])
     lines = [json.loads(line) for line in write_certificate_lines(engine, job.id)]
     assert [line["suspect"] for line in lines if line["kind"] == "chunk"] == [True]
@@ -257,17 +231,15 @@ def test_periods_go_after_the_retention_but_those_of_running_workers_and_those_t
         left = connection.execute(text("SELECT id FROM vectormill.proofs ORDER BY id")).scalars().all()
     assert left == [failed, current], "the proven one and that of a worker that is gone"
     Mender(engine).mend()
-    with engine.begin() as connection:
-        assert prune_periods(connection, -1) == 1
+    assert ask(engine, prune_periods, -1) == 1
     assert proven < failed < unended < current
 
 
 def test_a_chunk_that_was_retried_meanwhile_is_left_to_the_retry(engine: Engine, periods: list[int]) -> None:
     job = submit(engine, make_items(4))
     complete(engine, claim_next_chunk(engine), dict.fromkeys(range(4), ItemFailure(EMPTY_TEXT, "")))
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.chunks SET proof_id = :id"), {"id": periods[1]})
-        retry_job(connection, job.id)
+    execute(engine, "UPDATE vectormill.chunks SET proof_id = :id", id=periods[1])
+    ask(engine, retry_job, job.id)
     fail_and_mend(engine, periods[1])
-    opened = find(engine, job.id)
+    opened = ask(engine, find_job, job.id)
     assert (opened.state, opened.num_done, opened.num_open_chunks) == ("queued", 0, 1)

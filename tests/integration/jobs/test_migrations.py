@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 
 from tests.architecture.sources import DOCS
+from tests.database import ask, execute
 from tests.protocol import claim_next, complete, make_items, submit
 from tests.schema import HEAD, describe_schema
 from tests.services import connected_engine
@@ -106,8 +107,7 @@ def test_the_lists_of_the_schema_are_those_of_the_code() -> None:
 
 def test_a_migration_enables_pgvector_where_every_role_finds_it(engine: Engine) -> None:
     find = text("SELECT extnamespace::regnamespace::text FROM pg_extension WHERE extname = 'vector'")
-    with engine.connect() as connection:
-        assert connection.execute(find).scalar_one() == "public"
+    assert execute(engine, find).scalar_one() == "public"
 
 
 def test_a_database_in_which_pgvector_cannot_be_enabled_is_told_so(database_url: str) -> None:
@@ -119,8 +119,7 @@ def test_a_database_in_which_pgvector_cannot_be_enabled_is_told_so(database_url:
 
 def test_a_migrated_database_misses_nothing_and_an_empty_one_does(engine: Engine) -> None:
     assert find_missing_revision(engine) is None
-    with engine.begin() as connection:
-        connection.execute(text("DELETE FROM vectormill.alembic_version"))
+    execute(engine, "DELETE FROM vectormill.alembic_version")
     assert find_newest_revision() == OLDEST_FIRST[-1]
     assert find_missing_revision(engine) == OLDEST_FIRST[-1]
 
@@ -132,8 +131,7 @@ def test_a_migrated_database_misses_nothing_and_an_empty_one_does(engine: Engine
 def test_a_database_that_no_migration_leads_from_is_refused_in_a_sentence(
     database_url: str, engine: Engine, revision: str, said: str
 ) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.alembic_version SET version_num = :it"), {"it": revision})
+    execute(engine, "UPDATE vectormill.alembic_version SET version_num = :it", it=revision)
     with pytest.raises(ConfigurationError, match=said):
         upgrade(database_url)
     with pytest.raises(ConfigurationError, match=said):
@@ -216,15 +214,13 @@ def test_jobs_and_vectors_survive_the_way_to_an_older_schema_and_back(
     database_url: str, engine: Engine
 ) -> None:
     job = encode_a_job(engine)
-    with engine.connect() as connection:
-        before = connection.execute(text("SELECT * FROM docs ORDER BY key")).all()
-        done = find_job(connection, job.id).num_done
+    before = execute(engine, "SELECT * FROM docs ORDER BY key").all()
+    done = ask(engine, find_job, job.id).num_done
     for revision in OLDEST_FIRST:
         downgrade(database_url, revision)
         upgrade(database_url)
-        with engine.connect() as connection:
-            assert connection.execute(text("SELECT * FROM docs ORDER BY key")).all() == before
-            assert find_job(connection, job.id).num_done == done == len(before) == 6
+        assert execute(engine, "SELECT * FROM docs ORDER BY key").all() == before
+        assert ask(engine, find_job, job.id).num_done == done == len(before) == 6
 
 
 def test_tables_of_multi_vectors_can_have_codes_afterwards_and_keep_their_rows(
@@ -254,12 +250,10 @@ def test_after_the_first_migration_is_undone_a_collection_can_be_made_anew(
 ) -> None:
     encode_a_job(engine)
     downgrade(database_url, "base")
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT to_regclass('docs')")).scalar_one() is None
+    assert execute(engine, "SELECT to_regclass('docs')").scalar_one() is None
     upgrade(database_url)
     encode_a_job(engine)
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 6
+    assert execute(engine, "SELECT count(*) FROM docs").scalar_one() == 6
 
 
 FIND_FILE = text("SELECT pg_relation_filenode(CAST(:name AS regclass))")
@@ -284,7 +278,6 @@ def test_texts_become_the_first_partition_as_they_are_and_come_back_without_thos
         payloads = text("SELECT count(*) FROM vectormill.chunk_payloads")
         assert connection.execute(payloads).scalar_one() == job.num_chunks == 3
     downgrade(database_url, "0030")
-    with engine.begin() as connection:
-        assert connection.execute(payloads).scalar_one() == 2
-        connection.execute(text("DELETE FROM vectormill.jobs"))
-        assert connection.execute(payloads).scalar_one() == 0
+    assert execute(engine, payloads).scalar_one() == 2
+    execute(engine, "DELETE FROM vectormill.jobs")
+    assert execute(engine, payloads).scalar_one() == 0

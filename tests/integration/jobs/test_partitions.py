@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from scheduler.pruner import Pruner
+from tests.database import ask, execute
 from tests.protocol import (
     LONG,
     SPEC,
@@ -57,14 +58,12 @@ def spans(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
     monkeypatch.setattr(partitions, "SPAN_BYTES", 1 << 40)
     monkeypatch.setattr(partitions, "SHARE", 1 << 40)
     monkeypatch.setattr(partitions, "MARGIN", 4 * SPAN)
-    with engine.begin() as connection:
-        (first,) = list_spans(connection)
-        connection.execute(SET_LAST_ID, {"last_id": first.end - 1})
+    (first,) = ask(engine, list_spans)
+    execute(engine, SET_LAST_ID, last_id=first.end - 1)
     keep_partitions(engine)
 
     def list_now() -> list[ChunkSpan]:
-        with engine.connect() as connection:
-            return list_spans(connection)
+        return ask(engine, list_spans)
 
     return list_now
 
@@ -98,8 +97,7 @@ def prune(engine: Engine) -> None:
 
 
 def count(engine: Engine, table: str) -> int:
-    with engine.connect() as connection:
-        return int(connection.execute(text(f"SELECT count(*) FROM vectormill.{table}")).scalar_one())
+    return int(execute(engine, f"SELECT count(*) FROM vectormill.{table}").scalar_one())
 
 
 def count_contents(engine: Engine) -> list[int]:
@@ -107,12 +105,9 @@ def count_contents(engine: Engine) -> list[int]:
 
 
 def number_of_partitions(engine: Engine) -> int:
-    with engine.connect() as connection:
-        return int(
-            connection.execute(
-                text("SELECT count(*) FROM pg_class WHERE relname ~ '^chunk_.*_to_[0-9]+$'")
-            ).scalar_one()
-        )
+    return int(
+        execute(engine, "SELECT count(*) FROM pg_class WHERE relname ~ '^chunk_.*_to_[0-9]+$'").scalar_one()
+    )
 
 
 def test_a_claim_a_commit_and_a_page_of_an_export_open_only_the_partitions_of_their_chunk(
@@ -197,8 +192,7 @@ def test_a_span_with_a_chunk_that_nobody_sees_yet_is_not_dropped(
     with engine.connect() as uploading:
         uploading.execute(INSERT_CHUNK, unseen_chunks(job, 2 * SPAN - 1))
         own = spans()[0]
-        with engine.begin() as connection:
-            connection.execute(text("DELETE FROM vectormill.chunks"))
+        execute(engine, "DELETE FROM vectormill.chunks")
         with pytest.raises(LocksHeld):
             keep_partitions(engine)
         assert own in spans()
@@ -292,8 +286,7 @@ def test_texts_of_a_large_job_beside_others_are_gone_when_they_are_due(engine: E
     prune(engine)
     assert count(engine, "chunks") == 1
     assert 100 <= count_contents(engine)[0] <= 201, "rows of less than 100 chunks do not wait"
-    with engine.begin() as connection:
-        connection.execute(LET_GRACE_PASS)
+    execute(engine, LET_GRACE_PASS)
     prune(engine)
     assert count_contents(engine) == [1, 1, 1]
     assert count(engine, "removed_chunks") == 0
@@ -303,8 +296,7 @@ def test_texts_of_a_large_job_beside_others_are_gone_when_they_are_due(engine: E
 @pytest.mark.parametrize("statement", ["DELETE FROM vectormill.jobs", "DELETE FROM vectormill.chunks"])
 def test_whoever_deletes_chunks_has_their_texts_deleted(engine: Engine, statement: str) -> None:
     encoded_job(engine, 3)
-    with engine.begin() as connection:
-        connection.execute(text(statement))
+    execute(engine, statement)
     prune(engine)
     assert count_contents(engine) == [0, 0, 0]
 
@@ -355,8 +347,7 @@ def test_a_span_whose_chunks_are_committed_while_its_drop_waits_is_kept(
     own = spans()[0]
     with engine.connect() as uploading, ThreadPoolExecutor(1) as pool:
         uploading.execute(INSERT_CHUNK, unseen_chunks(job, SPAN))
-        with engine.begin() as connection:
-            connection.execute(text("DELETE FROM vectormill.chunks"))
+        execute(engine, "DELETE FROM vectormill.chunks")
         dropping = pool.submit(keep_partitions, engine)
         wait_for_drop(engine)
         uploading.commit()
@@ -392,8 +383,7 @@ def test_spans_are_made_and_dropped_while_workers_claim_and_commit(
                 waits.append(time.monotonic() - began)
             assert sum(len(block.keys) for block in read_vectors(engine, job.id)) == SPAN
             discard(engine, job)
-            with engine.begin() as connection:
-                connection.execute(text("DELETE FROM vectormill.chunks"))
+            execute(engine, "DELETE FROM vectormill.chunks")
     finally:
         is_over.set()
         keeping.join()
@@ -409,12 +399,10 @@ def test_a_partition_with_few_rows_left_gives_its_disk_back(
     encoded_job(engine, SPAN)
 
     def act(statement: str) -> None:
-        with engine.begin() as connection:
-            connection.execute(text(statement))
+        execute(engine, statement)
 
     def measure() -> int:
-        with engine.connect() as connection:
-            return int(connection.execute(text(f"SELECT pg_table_size('{partition}')")).scalar_one())
+        return int(execute(engine, f"SELECT pg_table_size('{partition}')").scalar_one())
 
     act(f"ALTER TABLE {partition} ALTER items SET STORAGE EXTERNAL")  # nothing is compressed
     others = f"chunk_id > (SELECT min(chunk_id) FROM {partition})"
@@ -426,6 +414,5 @@ def test_a_partition_with_few_rows_left_gives_its_disk_back(
     assert shrink_partitions(engine, least_bytes=10**9) == 0
     assert shrink_partitions(engine, least_bytes=100_000) == 1
     assert measure() < full / 50
-    with engine.connect() as connection:
-        (chunk_id,) = connection.execute(text(f"SELECT chunk_id FROM {partition}")).scalars()
-        assert len(load_payload(connection, chunk_id)) == 1
+    (chunk_id,) = execute(engine, f"SELECT chunk_id FROM {partition}").scalars()
+    assert len(ask(engine, load_payload, chunk_id)) == 1

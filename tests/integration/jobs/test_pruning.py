@@ -9,6 +9,7 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from scheduler import pruner
 from scheduler.pruner import Pruner
+from tests.database import ask, execute
 from tests.protocol import SPEC, claim_next, complete, make_items, submit
 from vectormill.domain.errors import JobNotFound, WrongJobState
 from vectormill.jobs.deletion import delete_batch, discard_expired_jobs, discard_job, lock_discarded_job
@@ -40,15 +41,9 @@ def run_job(engine: Engine, num_chunks: int = 1, collection: str | None = None, 
     return job
 
 
-def discard(engine: Engine, job: Job) -> None:
-    with engine.begin() as connection:
-        discard_job(connection, job.id)
-
-
 def count_rows(engine: Engine) -> tuple[int, ...]:
     """Of jobs, chunks, payloads, vectors and errors."""
-    with engine.connect() as connection:
-        return tuple(connection.execute(COUNT_ROWS).one())
+    return tuple(execute(engine, COUNT_ROWS).one())
 
 
 def test_ended_jobs_are_removed_when_their_retention_is_over_and_others_stay(engine: Engine) -> None:
@@ -57,34 +52,31 @@ def test_ended_jobs_are_removed_when_their_retention_is_over_and_others_stay(eng
     assert Pruner(engine, NEVER, NEVER).prune() == 0
     assert Pruner(engine, EVER, NEVER).prune() == 1
     assert count_rows(engine) == (1, 1, 1, 0, 0)
-    with engine.connect() as connection:
-        assert find_job(connection, waiting.id).state == "queued"
+    assert ask(engine, find_job, waiting.id).state == "queued"
 
 
 def test_a_job_that_is_being_retried_is_left_alone(engine: Engine) -> None:
     job = run_job(engine)
     with engine.begin() as connection:
         retry_job(connection, job.id)
-        with engine.begin() as pruning:
-            assert discard_expired_jobs(pruning, EVER) == 0
+        assert ask(engine, discard_expired_jobs, EVER) == 0
     assert Pruner(engine, EVER, NEVER).prune() == 0
 
 
 def test_a_job_that_is_retried_while_it_is_deleted_is_the_one_or_the_other(engine: Engine) -> None:
     job = run_job(engine)
-    discard(engine, job)
+    ask(engine, discard_job, job.id)
     with engine.begin() as connection, pytest.raises(JobNotFound):
         retry_job(connection, job.id)
     other = run_job(engine, prefix="other")
-    with engine.begin() as connection:
-        retry_job(connection, other.id)
+    ask(engine, retry_job, other.id)
     with engine.begin() as connection, pytest.raises(WrongJobState, match="cancel it first"):
         discard_job(connection, other.id)
 
 
 def test_a_deleted_job_is_gone_for_everybody_before_its_rows_are(engine: Engine) -> None:
     job = run_job(engine, 3, collection="docs")
-    discard(engine, job)
+    ask(engine, discard_job, job.id)
     assert count_rows(engine) == (1, 3, 3, 0, 3)
     with engine.connect() as connection:
         with pytest.raises(JobNotFound):
@@ -104,9 +96,8 @@ def test_a_job_is_removed_in_batches_and_whoever_comes_after_a_crash_goes_on(
 ) -> None:
     monkeypatch.setattr(pruner, "BATCH_CHUNKS", 2)
     job = run_job(engine, 7)
-    discard(engine, job)
-    with engine.begin() as connection:
-        assert delete_batch(connection, job.id, max_chunks=2, max_errors=3) is False
+    ask(engine, discard_job, job.id)
+    assert ask(engine, delete_batch, job.id, max_chunks=2, max_errors=3) is False
     assert count_rows(engine) == (1, 5, 7, 7, 4)
     with engine.connect() as connection:  # killed in the middle of the next batch
         assert delete_batch(connection, job.id, max_chunks=2, max_errors=3) is False
@@ -118,13 +109,13 @@ def test_a_job_is_removed_in_batches_and_whoever_comes_after_a_crash_goes_on(
 
 def test_two_pruners_do_not_wait_for_each_other(engine: Engine) -> None:
     first, second = run_job(engine, prefix="first"), run_job(engine, prefix="second")
-    discard(engine, first)
+    ask(engine, discard_job, first.id)
     with engine.begin() as connection:
         job = lock_discarded_job(connection)
         assert job is not None
         assert delete_batch(connection, job.id, 9, 9) is True
         assert Pruner(engine, NEVER, NEVER).prune() == 0
-        discard(engine, second)
+        ask(engine, discard_job, second.id)
         assert Pruner(engine, NEVER, NEVER).prune() == 1
     Pruner(engine, NEVER, NEVER).prune()
     assert count_rows(engine) == (0, 0, 0, 0, 0)
@@ -161,8 +152,7 @@ def test_a_search_s_text_is_gone_after_its_time_when_the_api_that_asked_was_kill
     assert 0 < forgotten < 120
     Pruner(engine, NEVER, NEVER).prune()
     assert count_rows(engine)[0] == 2
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT count(*) FROM vectormill.chunk_payloads")).scalar_one() == 2
+    assert execute(engine, "SELECT count(*) FROM vectormill.chunk_payloads").scalar_one() == 2
 
 
 LET_A_MINUTE_PASS = text("""
@@ -176,7 +166,7 @@ def test_the_removal_of_a_large_job_gives_the_other_duties_their_turn(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pruner, "BATCH_CHUNKS", 2)
-    discard(engine, run_job(engine, 7))
+    ask(engine, discard_job, run_job(engine, 7).id)
     moments = itertools.count(step=pruner.DELETING_SECONDS)
     duty = Pruner(engine, NEVER, NEVER, clock=lambda: next(moments))
     assert duty.prune() == 0  # one batch, and then the time is over
@@ -190,8 +180,8 @@ def test_a_small_job_is_removed_before_a_large_one_that_was_deleted_earlier(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pruner, "BATCH_CHUNKS", 2)
-    discard(engine, run_job(engine, 7))
-    discard(engine, run_job(engine, 1, prefix="small"))
+    ask(engine, discard_job, run_job(engine, 7).id)
+    ask(engine, discard_job, run_job(engine, 1, prefix="small").id)
     moments = itertools.count(step=pruner.DELETING_SECONDS / 2)
     duty = Pruner(engine, NEVER, NEVER, clock=lambda: next(moments))
     assert duty.prune() == 1
@@ -205,7 +195,7 @@ def test_an_error_of_one_duty_takes_no_turn_from_the_others(
         raise ProgrammingError("DROP TABLE", {}, UndefinedTable("it is gone"))
 
     monkeypatch.setattr(pruner, "drop_orphaned_tables", fail)
-    discard(engine, run_job(engine))
+    ask(engine, discard_job, run_job(engine).id)
     assert Pruner(engine, NEVER, NEVER).prune() == 1
 
 

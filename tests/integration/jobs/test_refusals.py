@@ -3,6 +3,7 @@
 import pytest
 from sqlalchemy import Engine, text
 
+from tests.database import ask, execute
 from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.protocol import make_items, submit
 from vectormill.jobs.item import ENCODING_FAILED, NOT_STORED, Item
@@ -32,16 +33,14 @@ def refuse(engine: Engine, event: str, table: str, sqlstate: str, times: int = 1
 
 
 def errors_of(engine: Engine, job: Job) -> dict[str, tuple[str, str]]:
-    with engine.connect() as connection:
-        errors = list_item_errors(connection, job.id, after=None, limit=1000)
+    errors = ask(engine, list_item_errors, job.id, after=None, limit=1000)
     return {error.key: (error.code, error.detail) for error in errors}
 
 
 def submit_to(engine: Engine, collection: str | None) -> tuple[Job, str]:
     """A job of three items, and the table that its vectors go to."""
     job = submit(engine, make_items(3), collection=collection)
-    with engine.connect() as connection:
-        generation = connection.execute(text("SELECT generation_id FROM vectormill.jobs")).scalar_one()
+    generation = execute(engine, "SELECT generation_id FROM vectormill.jobs").scalar_one()
     return job, f"vectormill.generation_{generation}" if generation else "vectormill.chunk_vectors"
 
 
@@ -81,8 +80,7 @@ def test_a_text_that_the_database_refuses_fails_alone_and_its_neighbours_are_sto
     items = make_items(8)
     items[5] = Item("k5", words, metadata)
     submit(engine, items[:1], collection="docs")
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
+    execute(engine, "UPDATE vectormill.collections SET keep_text = true")
     job = submit(engine, items, collection="docs", chunk_max_items=8)
     with encoding_chunks(engine) as encoder:
         ended, _ = run_to_end(engine, encoder, job)
@@ -129,8 +127,7 @@ def test_an_error_that_may_be_either_counts_as_an_attempt_until_the_job_ends(eng
 @pytest.mark.parametrize("sqlstate", ["22003", "XX000"])
 def test_a_chunk_that_cannot_be_split_fails_and_its_job_ends(engine: Engine, sqlstate: str) -> None:
     job = submit(engine, make_items(4))
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.chunks SET lost = 2"))
+    execute(engine, "UPDATE vectormill.chunks SET lost = 2")
     refuse(engine, "INSERT", "vectormill.chunks", sqlstate)
     with encoding_chunks(engine) as encoder:
         ended, outcomes = run_to_end(engine, encoder, job)
@@ -143,12 +140,10 @@ def test_a_chunk_that_cannot_be_split_fails_and_its_job_ends(engine: Engine, sql
                                     "DELETE FROM vectormill.chunk_payloads"])  # fmt: skip
 def test_a_job_whose_texts_cannot_be_read_ends(engine: Engine, damage: str) -> None:
     job = submit(engine, make_items(3))
-    with engine.begin() as connection:
-        connection.execute(text(damage))
+    execute(engine, damage)
     with encoding_chunks(engine, max_attempts=2) as encoder:
         ended, _ = run_to_end(engine, encoder, job)
     assert (ended.state, ended.num_failed, ended.num_open_chunks) == ("failed", 3, 0)
-    with engine.connect() as connection:
-        errors = list_item_errors(connection, job.id, after=None, limit=10)
-        assert find_job(connection, job.id).is_terminal
+    errors = ask(engine, list_item_errors, job.id, after=None, limit=10)
+    assert ask(engine, find_job, job.id).is_terminal
     assert [error.code for error in errors] == [ENCODING_FAILED] * 3

@@ -4,8 +4,9 @@ from dataclasses import replace
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
+from tests.database import ask, execute
 from tests.protocol import SPEC, claim_next, complete, make_items, submit
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generations import list_written_generations
@@ -28,9 +29,8 @@ def write(engine: Engine, new_job: NewJob, items: list[Item]) -> Job:
 def test_what_a_client_puts_after_a_run_began_to_read_is_newer_than_the_runs_job(engine: Engine) -> None:
     submit(engine, make_items(1), collection="docs")
     complete(engine, claim_next(engine))
-    with engine.begin() as connection:
-        seq = draw_seq(connection)
-        generation = find_generation(connection, "docs")
+    seq = ask(engine, draw_seq)
+    generation = ask(engine, find_generation, "docs")
     put = submit(engine, [Item("k0", b"newer")], collection="docs")
     complete(engine, claim_next(engine))
     job_id = uuid4()
@@ -39,16 +39,14 @@ def test_what_a_client_puts_after_a_run_began_to_read_is_newer_than_the_runs_job
     assert (job.id, job.seq, job.collection) == (job_id, seq, "docs")
     assert seq < put.seq
     complete(engine, claim_next(engine))
-    with engine.connect() as connection:
-        rows = connection.execute(text("SELECT key, job_seq FROM docs ORDER BY key")).all()
+    rows = execute(engine, "SELECT key, job_seq FROM docs ORDER BY key").all()
     assert [tuple(row) for row in rows] == [("k0", put.seq), ("k1", seq)]
 
 
 def test_an_upload_that_broke_gives_its_place_in_the_order_of_writers_back(engine: Engine) -> None:
     submit(engine, make_items(1), collection="docs")
-    with engine.begin() as connection:
-        seq = draw_seq(connection)
-        generation = find_generation(connection, "docs")
+    seq = ask(engine, draw_seq)
+    generation = ask(engine, find_generation, "docs")
     new_job = NewJob(SPEC, "docs", id=uuid4(), seq=seq, generation_id=generation.id)
     broken = JobWriter(engine, new_job, Settings(chunk_max_items=1))
     with broken:
@@ -63,8 +61,7 @@ def test_an_upload_that_broke_gives_its_place_in_the_order_of_writers_back(engin
 
 def test_a_job_of_a_generation_that_is_not_there_or_of_another_space_is_refused(engine: Engine) -> None:
     submit(engine, make_items(1), collection="docs")
-    with engine.connect() as connection:
-        generation = find_generation(connection, "docs")
+    generation = ask(engine, find_generation, "docs")
     with pytest.raises(Conflict, match="no longer exists"):
         write(engine, NewJob(SPEC, "docs", generation_id=4711), make_items(1))
     other = replace(SPEC, dimensions=16)
@@ -74,7 +71,6 @@ def test_a_job_of_a_generation_that_is_not_there_or_of_another_space_is_refused(
 
 def test_a_new_collection_is_written_in_its_one_generation(engine: Engine) -> None:
     submit(engine, make_items(1), collection="docs")
-    with engine.begin() as connection:
-        (generation,) = list_written_generations(connection, "docs")
-        assert generation == find_generation(connection, "docs")
-        assert list_written_generations(connection, "none") == []
+    (generation,) = ask(engine, list_written_generations, "docs")
+    assert generation == ask(engine, find_generation, "docs")
+    assert ask(engine, list_written_generations, "none") == []

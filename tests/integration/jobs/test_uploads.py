@@ -10,6 +10,7 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import PoolProxiedConnection
 
+from tests.database import ask
 from tests.protocol import SPEC, make_items, submit
 from tests.services import connected_engine
 from vectormill.domain.errors import SubmissionInProgress, UploadRemoved
@@ -99,8 +100,7 @@ def test_an_upload_that_trickles_gives_signs_of_life(engine: Engine) -> None:
 
 def test_an_upload_that_was_removed_meanwhile_is_told_so(engine: Engine) -> None:
     writer = begin_upload(engine)
-    with engine.begin() as connection:
-        assert discard_stale_uploads(connection, timeout_seconds=-1) == 1
+    assert ask(engine, discard_stale_uploads, timeout_seconds=-1) == 1
     rest = make_items(PART, prefix="more")
     for item in rest[:-1]:
         writer.add(item)

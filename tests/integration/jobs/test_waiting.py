@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine, event, text
 
+from tests.database import ask, execute
 from tests.protocol import (
     INCARNATION,
     SPEC,
@@ -31,9 +32,8 @@ REPORT = {"revision": SPEC.revision, "pooling": SPEC.pooling, "state": "running"
 
 def beat(engine: Engine, slots: int = 4, **report: Any) -> None:
     """A scheduler and a worker say that they live."""
-    with engine.begin() as connection:
-        beat_scheduler(connection)
-        beat_worker(connection, "w", INCARNATION, SPEC.model, slots, REPORT | report)
+    ask(engine, beat_scheduler)
+    ask(engine, beat_worker, "w", INCARNATION, SPEC.model, slots, REPORT | report)
 
 
 def explain(engine: Engine, job: Job) -> str | None:
@@ -55,8 +55,7 @@ def test_a_job_says_what_is_missing_until_it_makes_progress(engine: Engine) -> N
     beat(engine)
     assert explain(engine, job) is None
     held = claim_next(engine)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.heartbeats SET beat_at = beat_at - interval '16 s'"))
+    execute(engine, "UPDATE vectormill.heartbeats SET beat_at = beat_at - interval '16 s'")
     assert explain(engine, job) is None  # what a worker holds needs no scheduler
     complete(engine, held)
     assert explain(engine, job) is None
@@ -65,8 +64,7 @@ def test_a_job_says_what_is_missing_until_it_makes_progress(engine: Engine) -> N
 def test_a_job_whose_scheduler_is_gone_says_so(engine: Engine) -> None:
     job = submit(engine, make_items(4))
     beat(engine)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.heartbeats SET beat_at = beat_at - interval '16 s'"))
+    execute(engine, "UPDATE vectormill.heartbeats SET beat_at = beat_at - interval '16 s'")
     assert "`vectormill scheduler`" in str(explain(engine, job))
 
 
@@ -74,8 +72,7 @@ def test_chunks_that_are_kept_back_by_an_error_name_it_and_others_go_on(engine: 
     beat(engine)
     job = submit(engine, make_items(8))
     held = claim_next(engine)
-    with engine.begin() as connection:
-        release_chunk(connection, held, "ValueError: no good", is_counted=True, delay_seconds=60)
+    ask(engine, release_chunk, held, "ValueError: no good", is_counted=True, delay_seconds=60)
     assert explain(engine, job) is None  # its second chunk waits for nothing
     complete(engine, claim_next(engine))
     assert "after an error: ValueError: no good" in str(explain(engine, job))
@@ -94,8 +91,7 @@ def test_an_offer_that_no_worker_takes_is_told_and_an_expired_lease_is_no_progre
     beat(engine)
     job = submit(engine, make_items(8))
     first, _ = dispatch_all(engine)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.chunks SET queued_at = now() - interval '16 s'"))
+    execute(engine, "UPDATE vectormill.chunks SET queued_at = now() - interval '16 s'")
     assert "no worker takes them" in str(explain(engine, job))
     claim(engine, first.chunk_id, lease_seconds=-1)
     assert "no worker takes them" in str(explain(engine, job))
@@ -108,12 +104,10 @@ def test_a_page_of_jobs_has_a_reason_for_each_that_waits(engine: Engine) -> None
     ended = submit(engine, make_items(4))
     complete(engine, claim_next(engine))
     paused = submit(engine, make_items(4))
-    with engine.begin() as connection:
-        pause_job(connection, paused.id)
+    ask(engine, pause_job, paused.id)
     nobodys = submit(engine, make_items(4), spec=replace(SPEC, model="other"))
-    with engine.connect() as connection:
-        jobs = list_jobs(connection, state=None, before_seq=None, limit=10)
-        reasons = explain_waits(connection, jobs)
+    jobs = ask(engine, list_jobs, state=None, before_seq=None, limit=10)
+    reasons = ask(engine, explain_waits, jobs)
     assert set(reasons) == {paused.id, nobodys.id}
     assert ended.id not in reasons
     assert "Live workers serve fake." in reasons[nobodys.id]
@@ -157,8 +151,7 @@ def test_a_large_answer_is_shared_for_a_second_and_a_small_one_is_not(
     )
 
     def read() -> int:
-        with engine.connect() as connection:
-            return len(recent.read(connection, names, {"models": [SPEC.model]}, str))
+        return len(ask(engine, recent.read, names, {"models": [SPEC.model]}, str))
 
     monkeypatch.setattr(waiting, "LARGE_ANSWER", 2)
     assert read() == 0

@@ -8,9 +8,10 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from tests.api_server import SMALL, api_client, assert_problem, count_jobs
+from tests.database import ask, execute
 from tests.integration.objects.conftest import ROWS, post
 from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.protocol import SPEC, vector_of
@@ -29,13 +30,11 @@ from vectormill.problems import ApiError
 
 def encode_all(engine: Engine, job_id: str) -> None:
     """Encode what waits, with a model that is known by the name of the job's, and close outputs."""
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.jobs SET model = :model"), {"model": SPEC.model})
-        job = find_job(connection, job_id)  # type: ignore[arg-type]
+    execute(engine, "UPDATE vectormill.jobs SET model = :model", model=SPEC.model)
+    job = ask(engine, find_job, job_id)  # type: ignore[arg-type]
     with encoding_chunks(engine) as encoder:
         run_to_end(engine, encoder, job)
-    with engine.begin() as connection:
-        claimed = claim_output(connection, "test", 30)
+    claimed = ask(engine, claim_output, "test", 30)
     if claimed is not None:
         close_output(HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, place=claimed[1]))
 
@@ -64,8 +63,7 @@ def test_rows_of_objects_go_into_a_collection_too(
     job = post(client, tmp_path, "in/0.jsonl", "in/1.jsonl", "in/*.jsonl", collection="docs").json()
     assert (job["num_items"], job["output"]) == (6, None)
     encode_all(engine, job["id"])
-    with engine.connect() as connection:
-        keys = connection.execute(text("SELECT key FROM docs ORDER BY key")).scalars().all()
+    keys = execute(engine, "SELECT key FROM docs ORDER BY key").scalars().all()
     assert keys == [row["id"] for row in ROWS]
     exported = client.get(f"/v1/jobs/{job['id']}/vectors").text.splitlines()
     assert [json.loads(line)["key"] for line in exported] == keys
@@ -178,8 +176,7 @@ def test_an_api_that_others_reach_reads_local_objects_only_below_a_folder_that_i
 ) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]))
     secret = make_secret()
-    with engine.begin() as connection:
-        create_key(connection, "admin", secret, "admin")
+    ask(engine, create_key, "admin", secret, "admin")
     for settings, status in ({}, 422), ({"source_root": tmp_path}, 202):
         with api_client(engine, api_host="0.0.0.0", **settings) as client:
             client.headers["Authorization"] = f"Bearer {secret}"
@@ -195,8 +192,7 @@ def test_a_key_that_may_only_write_neither_reads_objects_nor_writes_them(
     secrets = {}
     for scope in ("write", "sources"):
         secrets[scope] = make_secret()
-        with engine.begin() as connection:
-            create_key(connection, scope, secrets[scope], scope)
+        ask(engine, create_key, scope, secrets[scope], scope)
     out = {"to": f"{tmp_path}/out/x"}
     client.headers["Authorization"] = f"Bearer {secrets['write']}"
     lines = {"content": b'{"key": "a", "text": "one"}\n', "headers": {"Content-Type": "application/x-ndjson"}}

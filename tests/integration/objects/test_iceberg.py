@@ -13,11 +13,12 @@ from unittest.mock import patch
 
 import httpx
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from indexer.outputs import OutputKeeper
 from tests.api_server import SMALL, api_client, assert_problem
 from tests.architecture.sources import ROOT
+from tests.database import ask, execute
 from tests.environments import make_cluster_variables
 from tests.integration.objects.test_api_objects import encode_all
 from tests.kinds import RECORDS, SCORES
@@ -69,18 +70,11 @@ def keep(engine: Engine, rounds: int = 10) -> str:
     url = engine.url.render_as_string(hide_password=False)
     keeper = OutputKeeper(url, Settings(output_grace_seconds=1e-6), "test")
     for _ in range(rounds):
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE vectormill.job_outputs SET available_at = now()"))
+        execute(engine, "UPDATE vectormill.job_outputs SET available_at = now()")
         if not keeper.step():
             break
     keeper.close()
-    with engine.connect() as connection:
-        return str(connection.execute(text("SELECT state FROM vectormill.job_outputs")).scalars().all()[-1])
-
-
-def output_of(engine: Engine, job: Job) -> Job:
-    with engine.connect() as connection:
-        return find_job(connection, job.id)
+    return str(execute(engine, "SELECT state FROM vectormill.job_outputs").scalars().all()[-1])
 
 
 def rows_of(catalog: Any) -> dict[str, list[float]]:
@@ -108,7 +102,7 @@ def test_each_job_becomes_one_snapshot_of_a_table_that_the_first_one_creates(
     for part in (items[:6], items[6:]):
         job = submit(engine, part, output_url=URL, chunk_max_items=2)
         jobs.append(job)
-        shown = output_of(engine, job)
+        shown = ask(engine, find_job, job.id)
         assert (shown.output_table, shown.output_error) == (URL, None)
         assert str(shown.output_url).endswith(f"/papers/vectors/data/vectormill-{job.id}")
         assert len(jobs_of(catalog)) == len(jobs) - 1, "nothing is added before the job has ended"
@@ -125,7 +119,7 @@ def test_each_job_becomes_one_snapshot_of_a_table_that_the_first_one_creates(
 
 
 def folder_of(engine: Engine, job: Job) -> Path:
-    return Path(str(output_of(engine, job).output_url).removeprefix("file://"))
+    return Path(str(ask(engine, find_job, job.id).output_url).removeprefix("file://"))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +131,7 @@ def test_a_table_has_the_values_that_the_parts_have(engine: Engine, catalog: Any
     job = submit(engine, make_items(5), spec=spec, output_url=URL)
     encode(engine, job)
     assert keep(engine) == "swept"
-    parts = read_table(str(output_of(engine, job).output_url))
+    parts = read_table(str(ask(engine, find_job, job.id).output_url))
     assert parts.schema == make_part_schema(spec), "also where the table has other types"
     table = catalog.load_table("papers.vectors")
     assert table.scan().to_arrow().to_pylist() == parts.to_pylist()
@@ -162,9 +156,8 @@ def test_a_kill_after_the_commit_of_the_table_adds_nothing_twice(engine: Engine,
         (sys.executable, "-c", KILLED, url), env=environment, capture_output=True, timeout=60
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    with engine.begin() as connection:
-        assert find_job(connection, job.id).output_state == "closing"
-        connection.execute(text("UPDATE vectormill.job_outputs SET lease_until = now()"))
+    assert ask(engine, find_job, job.id).output_state == "closing"
+    execute(engine, "UPDATE vectormill.job_outputs SET lease_until = now()")
     assert rows_of(catalog) == vectors_of(items)
     assert keep(engine) == "swept"
     assert jobs_of(catalog) == [str(job.id)]
@@ -193,14 +186,13 @@ def test_a_retry_adds_only_what_failed_before(engine: Engine, catalog: Any, sinc
             former = [each.snapshot_id for each in table.snapshots()][:-1]
             table.maintenance.expire_snapshots().by_ids(former).commit()
         fussy.is_fussy = False
-        with engine.begin() as connection:
-            retry_job(connection, job.id)
+        ask(engine, retry_job, job.id)
         run_to_end(engine, encoder, job)
     assert keep(engine) == "swept"
     assert rows_of(catalog) == vectors_of(items)
     if since != "compacted":
         assert jobs_of(catalog) == [str(job.id)] * 2
-    assert len(read_table(str(output_of(engine, job).output_url))) == 7
+    assert len(read_table(str(ask(engine, find_job, job.id).output_url))) == 7
 
 
 def test_whoever_is_overtaken_by_another_commit_looks_again_what_is_missing(
@@ -253,7 +245,7 @@ def test_a_table_that_no_longer_fits_keeps_the_output_from_being_closed_and_says
 
     def assert_refused() -> None:
         assert keep(engine, rounds=1) == "closing"
-        error = str(output_of(engine, job).output_error)
+        error = str(ask(engine, find_job, job.id).output_error)
         assert error.startswith("SpecMismatch: iceberg://lake/papers.vectors does not fit")
 
     encode(engine, job)
@@ -267,7 +259,7 @@ def test_a_table_that_no_longer_fits_keeps_the_output_from_being_closed_and_says
     with change() as update:
         update.rename_column("hash", "content_hash")
     assert keep(engine) == "swept"
-    assert output_of(engine, job).output_error is None
+    assert ask(engine, find_job, job.id).output_error is None
     assert rows_of(catalog) == vectors_of(items)
 
 
@@ -293,8 +285,7 @@ def test_what_a_table_cannot_take_is_refused_at_submission(engine: Engine, catal
     url, spec, kind, sentence = REFUSED[name]
     with pytest.raises(kind, match=sentence):
         submit(engine, make_items(1), spec=spec, output_url=url)
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT count(*) FROM vectormill.jobs")).scalar_one() == 1
+    assert execute(engine, "SELECT count(*) FROM vectormill.jobs").scalar_one() == 1
 
 
 def test_a_repeated_submission_is_the_same_job(engine: Engine, catalog: Any) -> None:

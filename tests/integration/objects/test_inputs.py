@@ -20,6 +20,7 @@ from sqlalchemy.exc import OperationalError
 from api.intake import submissions
 from indexer.inputs import InputKeeper
 from tests.api_server import SMALL, assert_problem, count_jobs, delete
+from tests.database import ask, execute
 from tests.indexers import KeptSource, indexing
 from tests.integration.jobs.test_uploads import lose_commit_reply
 from tests.integration.objects.conftest import ROWS, post
@@ -90,9 +91,8 @@ def test_objects_that_take_long_are_read_by_an_indexer_into_the_job_that_the_ans
     assert (job["state"], job["num_items"], job["input"]) == ("uploading", 0, waiting)
     assert "no live indexer" in job["waiting_because"]
     assert_problem(client.get(f"/v1/jobs/{job['id']}/vectors"), 409, "wrong-job-state", "is uploading")
-    with engine.begin() as connection:
-        beat_indexer(connection)
-        assert discard_stale_uploads(connection, 0) == 0, "nobody sends anything for it"
+    ask(engine, beat_indexer)
+    assert ask(engine, discard_stale_uploads, 0) == 0, "nobody sends anything for it"
     assert client.get(f"/v1/jobs/{job['id']}").json()["waiting_because"] is None
 
     (tmp_path / "in" / "0.jsonl").unlink()  # of no importance to it
@@ -240,8 +240,7 @@ def test_a_store_that_is_away_is_asked_again_and_the_job_says_so(
     bucket.fault = lambda method, path: 403 if method == "GET" else None
     answer = client.post("/v1/jobs", json={"input": {"urls": ["s3://bucket/in.jsonl"]}, "options": SMALL})
     job_id = answer.json()["id"]
-    with engine.begin() as connection:
-        beat_indexer(connection)
+    ask(engine, beat_indexer)
     for _ in range(Settings().max_attempts - 1):
         assert read_inputs(engine) == 1
         job = client.get(f"/v1/jobs/{job_id}").json()
@@ -258,8 +257,7 @@ def test_a_store_that_is_away_is_asked_again_and_the_job_says_so(
 
 def make_due(engine: Engine) -> None:
     """As if the lease or the pause of an input was over."""
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.job_inputs SET available_at = now(), lease_until = now()"))
+    execute(engine, "UPDATE vectormill.job_inputs SET available_at = now(), lease_until = now()")
 
 
 def test_a_job_is_cancelled_while_its_objects_are_not_read_yet(
@@ -327,5 +325,4 @@ def test_the_command_line_follows_a_job_whose_objects_are_read_by_the_indexer(
 
 
 def find(engine: Engine, job_id: str) -> Any:
-    with engine.connect() as connection:
-        return find_job(connection, job_id)  # type: ignore[arg-type]
+    return ask(engine, find_job, job_id)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from psycopg import Connection
 from sqlalchemy import Engine
 
 from tests.commands import run as run_command
+from tests.database import ask
 from tests.integration.objects.conftest import Place
 from tests.kinds import RECORDS, SCORES, numbers_of, records_of
 from tests.obedient_engine import encoding_chunks, run_to_end
@@ -239,8 +240,7 @@ def test_qdrant_is_given_no_results_that_it_cannot_compare(spec: EncodingSpec, s
 
 def test_an_output_without_rows_is_no_load(engine: Engine, tmp_path: Path, database_url: str) -> None:
     job = submit(engine, make_items(2), output_url=f"file://{tmp_path}/out")
-    with engine.begin() as connection:
-        cancel_job(connection, job.id)
+    ask(engine, cancel_job, job.id)
     finish_all(engine)
     with pytest.raises(VectormillError, match="has no rows"):
         load_output(

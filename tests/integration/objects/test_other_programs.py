@@ -8,9 +8,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +18,7 @@ import pytest
 from sqlalchemy import Engine
 
 from tests.environments import CLUSTERS, find_packages, make_cluster_variables, make_environment
+from tests.http_server import QuietHandler, serving_http
 from tests.kinds import RECORDS, SCORES, records_of
 from tests.outputs import add_output, encode, keep_outputs
 from tests.protocol import SPEC, make_items, submit, vector_of
@@ -273,32 +272,19 @@ def qdrant_double() -> Iterator[tuple[str, list[tuple[str, str, str | None, Any]
     """Answer as a server of Qdrant without collections would, and keep (method, path, key, body) of each request."""
     asked: list[tuple[str, str, str | None, Any]] = []
 
-    class Answers(BaseHTTPRequestHandler):
+    class Answers(QuietHandler):
         def answer(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-            asked.append((self.command, self.path, self.headers["api-key"], json.loads(body or "null")))
-            is_allowed = self.headers["api-key"] == "secret"
+            key = self.headers["api-key"]
+            asked.append((self.command, self.path, key, json.loads(self.read_body() or "null")))
+            is_allowed = key == "secret"
             result: Any = {"operation_id": 1, "status": "completed"} if "/points" in self.path else True
             result = {"exists": False} if self.path.endswith("/exists") else result
             content = {"result": result, "status": "ok", "time": 0} if is_allowed else {"status": "no key"}
-            encoded = json.dumps(content).encode()
-            self.send_response(200 if is_allowed else 403)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(encoded)))
-            self.end_headers()
-            self.wfile.write(encoded)
+            kind = {"Content-Type": "application/json"}
+            self.reply(200 if is_allowed else 403, json.dumps(content).encode(), kind)
 
-        do_GET = do_PUT = answer  # noqa: N815 - the names are http.server's
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
-        thread.join()
+    with serving_http(Answers) as url:
+        yield url, asked
 
 
 @pytest.mark.slow

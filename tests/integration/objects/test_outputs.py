@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, text
 
+from tests.database import ask, execute
 from tests.integration.objects.conftest import Place
 from tests.kinds import RECORDS, SCORES, numbers_of, records_of
 from tests.obedient_engine import FussyEngine, ObedientEngine, encoding_chunks, run_to_end
@@ -66,8 +67,7 @@ def test_rows_of_an_object_become_parts_of_an_output_and_no_text_is_in_postgres(
 ) -> None:
     texts = [f"a text that is nowhere else {number}" for number in range(10)]
     job = submit_rows(engine, write_rows(place, texts), f"{place.url}/out")
-    with engine.connect() as connection:
-        payloads = connection.execute(text("SELECT items FROM vectormill.chunk_payloads")).scalars().all()
+    payloads = execute(engine, "SELECT items FROM vectormill.chunk_payloads").scalars().all()
     assert len(payloads) == 3
     assert all(len(payload) < 300 and b"nowhere" not in payload for payload in payloads)
     with encoding_chunks(engine) as encoder:
@@ -81,9 +81,8 @@ def test_rows_of_an_object_become_parts_of_an_output_and_no_text_is_in_postgres(
     manifest = read_manifest(f"{place.url}/out")
     assert (manifest.state, manifest.num_rows, manifest.spec["model"]) == ("completed", 10, SPEC.model)
     assert [part.first_item for part in manifest.parts] == [0, 4, 8]
-    with engine.connect() as connection:
-        assert find_job(connection, job.id).output_state == "swept"
-        stored = connection.execute(text("SELECT count(*) FROM vectormill.chunk_vectors")).scalar_one()
+    assert ask(engine, find_job, job.id).output_state == "swept"
+    stored = execute(engine, "SELECT count(*) FROM vectormill.chunk_vectors").scalar_one()
     assert stored == 0
     with pytest.raises(WrongJobState, match="out"):
         next(read_vectors(engine, job.id))
@@ -100,17 +99,14 @@ def test_results_whose_commit_never_came_do_not_count_and_are_swept(engine: Engi
         assert encoder.encode_chunk(dispatch.chunk_id)["outcome"] == "done"
         write(engine, former, items)  # it was only slow, and writes once more
         assert encoder.encode_chunk(dispatch.chunk_id)["outcome"] == "duplicate"
-    with engine.connect() as connection:
-        assert find_job(connection, job.id).num_done == 4
+    assert ask(engine, find_job, job.id).num_done == 4
     assert len([name for name in place.names() if "_staged" in name]) == 2
     assert keep_outputs(engine, grace_seconds=3600) == 1, "closed, and too young to be swept"
     assert_vectors(f"{place.url}/out", items)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.job_outputs SET available_at = now()"))
+    execute(engine, "UPDATE vectormill.job_outputs SET available_at = now()")
     assert keep_outputs(engine, grace_seconds=3600) == 1
     assert len([name for name in place.names() if "_staged" in name]) == 2, "its writer may yet commit"
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.job_outputs SET available_at = now()"))
+    execute(engine, "UPDATE vectormill.job_outputs SET available_at = now()")
     assert keep_outputs(engine) == 1
     (part,) = [name for name in place.names() if not name.startswith("out/_")]
     assert part.endswith(f"-{dispatch.chunk_id}-{former.fence + 1}.parquet")
@@ -138,8 +134,7 @@ def test_items_that_failed_are_written_by_a_retry_and_the_manifest_then_has_them
         keep_outputs(engine)
         assert read_table(f"{place.url}/out").column("key").to_pylist() == ["k0", "k1", "k3", "k4"]
         fussy.is_fussy = False
-        with engine.begin() as connection:
-            assert retry_job(connection, job.id).output_state == "open"
+        assert ask(engine, retry_job, job.id).output_state == "open"
         ended, _ = run_to_end(engine, encoder, job)
     assert (ended.state, ended.num_done) == ("completed", 5)
     keep_outputs(engine)
@@ -162,8 +157,7 @@ def test_a_poisoned_text_is_found_by_halving_references(engine: Engine, place: P
     assert 2 <= outcomes.count("split") <= 3
     keep_outputs(engine)
     assert read_table(f"{place.url}/out").column("key").to_pylist() == ["k0", "k1", "k2", "k4", "k5", "k6"]
-    with engine.connect() as connection:
-        (error,) = list_item_errors(connection, job.id, after=None, limit=10)
+    (error,) = ask(engine, list_item_errors, job.id, after=None, limit=10)
     assert error.item == 3
 
 
@@ -176,9 +170,8 @@ def test_an_object_that_changed_fails_its_chunks_by_name_and_nothing_else(
         assert encoder.encode_chunk(first)["outcome"] == "done"
         write_rows(place, ["one", "two", "changed"])
         assert encoder.encode_chunk(second) == {"outcome": "item failed", "code": INPUT_CHANGED}
-    with engine.connect() as connection:
-        (error,) = list_item_errors(connection, job.id, after=None, limit=10)
-        assert find_job(connection, job.id).state == "completed_with_errors"
+    (error,) = ask(engine, list_item_errors, job.id, after=None, limit=10)
+    assert ask(engine, find_job, job.id).state == "completed_with_errors"
     assert (error.key, error.code) == (f"{place.url}/in.jsonl#2", INPUT_CHANGED)
     assert "has been changed since the job was submitted" in error.detail
 
@@ -188,8 +181,7 @@ def test_a_cancelled_job_has_a_manifest_of_what_it_wrote(engine: Engine, place: 
     first, _ = sorted(dispatch.chunk_id for dispatch in dispatch_all(engine))
     with encoding_chunks(engine) as encoder:
         encoder.encode_chunk(first)
-    with engine.begin() as connection:
-        cancel_job(connection, job.id)
+    ask(engine, cancel_job, job.id)
     keep_outputs(engine)
     manifest = read_manifest(f"{place.url}/out")
     assert (manifest.state, manifest.num_rows, manifest.num_items) == ("cancelled", 4, 8)
@@ -203,8 +195,7 @@ def test_a_job_whose_results_no_reader_could_see_yet_is_not_deleted(engine: Engi
     ):
         job = submit(engine, make_items(4), output_url=f"{place.url}/out{error}{is_cancelled}")
         if is_cancelled:
-            with engine.begin() as connection:
-                cancel_job(connection, job.id)
+            ask(engine, cancel_job, job.id)
         encode_waiting(engine)
         with engine.begin() as connection:
             connection.execute(
@@ -215,9 +206,8 @@ def test_a_job_whose_results_no_reader_could_see_yet_is_not_deleted(engine: Engi
                     discard_job(connection, job.id)
         if is_kept:
             keep_outputs(engine, grace_seconds=3600)
-        with engine.begin() as connection:
-            discard_job(connection, job.id)
-            connection.execute(text("DELETE FROM vectormill.jobs"))
+        ask(engine, discard_job, job.id)
+        execute(engine, "DELETE FROM vectormill.jobs")
 
 
 def test_two_jobs_never_share_a_folder_and_a_failed_submission_leaves_none_behind(
@@ -247,9 +237,8 @@ def test_every_kind_of_vector_is_the_same_in_a_part_as_in_an_export(
     job = submit(engine, items, spec=spec, output_url=f"{place.url}/out")
     with encoding_chunks(engine) as encoder:
         run_to_end(engine, encoder, job)
-    with engine.connect() as connection:
-        if not find_job(connection, beside.id).is_terminal:
-            pytest.fail("both jobs are encoded together")
+    if not ask(engine, find_job, beside.id).is_terminal:
+        pytest.fail("both jobs are encoded together")
     keep_outputs(engine)
     table = read_table(f"{place.url}/out")
     exported = np.concatenate([block.vectors for block in read_vectors(engine, beside.id)])
@@ -296,8 +285,7 @@ def test_a_store_that_refuses_holds_its_chunks_back_and_says_so_until_it_is_well
         (dispatch,) = dispatch_all(engine)
         result = encoder.encode_chunk(dispatch.chunk_id)
         assert result["outcome"] == "no storage"
-        with engine.connect() as connection:
-            row = connection.execute(text("SELECT state, attempt, error FROM vectormill.chunks")).one()
+        row = execute(engine, "SELECT state, attempt, error FROM vectormill.chunks").one()
         assert (row.state, row.attempt) == ("pending", 0)
         assert row.error.startswith("s3://bucket/")
         faulty(method, 200)

@@ -17,9 +17,10 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from indexer.outputs import OutputKeeper
+from tests.database import ask, execute
 from tests.environments import make_environment, make_node_package
 from tests.integration.objects.test_outputs import assert_vectors, submit_rows
 from tests.lake import configured_catalog
@@ -124,11 +125,9 @@ def keep(engine: Engine) -> None:
 
     def is_swept() -> bool:
         """Take a step; a store tells the age of objects in whole seconds, so that the sweep may have to wait."""
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE vectormill.job_outputs SET available_at = now()"))
+        execute(engine, "UPDATE vectormill.job_outputs SET available_at = now()")
         keeper.step()
-        with engine.connect() as connection:
-            states = connection.execute(text("SELECT state FROM vectormill.job_outputs")).scalars().all()
+        states = execute(engine, "SELECT state FROM vectormill.job_outputs").scalars().all()
         return set(states) == {"swept"}
 
     wait_for(is_swept, 20, "outputs are swept")
@@ -176,8 +175,7 @@ def test_an_object_that_changed_is_noticed_by_its_entity_tag(engine: Engine, box
         (dispatch,) = dispatch_all(engine)
         # The chunk is split down to the items, each of which fails.
         assert encoder.encode_chunk(dispatch.chunk_id)["code"] == INPUT_CHANGED
-    with engine.connect() as connection:
-        assert find_job(connection, job.id).num_failed == 6
+    assert ask(engine, find_job, job.id).num_failed == 6
 
 
 def test_a_store_that_is_not_there_is_told_by_name(box: str) -> None:
@@ -203,8 +201,7 @@ def test_a_table_of_iceberg_in_a_bucket_gets_the_parts(
         keep(engine)
         table = catalog.load_table("papers.vectors")
         assert str(table.location()).startswith("s3://box/warehouse/")
-        with engine.connect() as connection:
-            url = str(find_job(connection, job.id).output_url)
+        url = str(ask(engine, find_job, job.id).output_url)
         assert_vectors(url, items)
         assert sorted(table.scan().to_arrow()["key"].to_pylist()) == sorted(item.key for item in items)
     store.open_store.cache_clear()

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, event, text
 
 from indexer.outputs import OutputKeeper
+from tests.database import ask, execute
 from tests.integration.objects.conftest import Place
 from tests.integration.work.test_contract import Killed
 from tests.protocol import claim, dispatch_all, make_items, results_of, submit
@@ -59,8 +60,7 @@ class World:
     """A job with an output, and the processes that work on it; `look` is called after every change of the store."""
 
     def __init__(self, engine: Engine, url: str, place: Place) -> None:
-        with engine.begin() as connection:
-            connection.execute(text("TRUNCATE vectormill.jobs CASCADE"))
+        execute(engine, "TRUNCATE vectormill.jobs CASCADE")
         self.engine, self.place = engine, place
         self.folder = f"out{uuid4()}/"
         self.messages: list[int] = []
@@ -94,8 +94,7 @@ class World:
         return table.column("key").to_pylist()  # type: ignore[no-any-return]
 
     def find_output(self) -> tuple[str, int]:
-        with self.engine.connect() as connection:
-            state, num_done = connection.execute(FIND_OUTPUT).one()
+        state, num_done = execute(self.engine, FIND_OUTPUT).one()
         return state, num_done
 
     # -- what interrupts a process ------------------------------------------------------------------------------------
@@ -162,8 +161,7 @@ class World:
         claimed = claim(self.engine, self.messages.pop(0)) if self.messages else None
         if claimed is None:
             return
-        with self.engine.connect() as connection:
-            items = load_payload(connection, claimed.chunk_id)
+        items = ask(self.engine, load_payload, claimed.chunk_id)
         wanted = claimed.wanted_items(0, claimed.num_items)
         encoded = np.array(range(claimed.num_items) if wanted is None else wanted)
         results = results_of(claimed.spec, [items[position] for position in encoded.tolist()])
@@ -182,8 +180,7 @@ class World:
         claimed = claim(self.engine, self.messages[0], lease_seconds=-1) if self.messages else None
         if claimed is None:
             return
-        with self.engine.connect() as connection:
-            items = load_payload(connection, claimed.chunk_id)
+        items = ask(self.engine, load_payload, claimed.chunk_id)
         results = results_of(claimed.spec, list(items))
         positions = np.arange(len(items))
         write_staged(self.engine, claimed, Items.of(list(items)), positions, results, ChunkOutcome({}, 1, 1))
@@ -201,16 +198,14 @@ class World:
 
     def keep(self) -> None:
         """Claim the output, whoever has held it, and take a step with it."""
-        with self.engine.begin() as connection:
-            connection.execute(LAPSE)
+        execute(self.engine, LAPSE)
         self.keeper.step()
 
     def finish(self) -> None:
         """Bring everything to its end, without failures."""
         self.interruptions = {}
         for _ in range(3):
-            with self.engine.begin() as connection:
-                connection.execute(GIVE_UP)
+            execute(self.engine, GIVE_UP)
             self.encode_all()
             self.retry()
         for _ in range(3):

@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import text
 
-from tests.building import ask
+from tests.database import ask, execute
 from tests.integration.order.ledger import Ledger, Value, Write
 from tests.integration.order.stepped_run import SteppedRun, reading_in_step
 from tests.kept_rows import read_rows
@@ -236,28 +236,23 @@ class Followed(RuleBasedStateMachine):
 
     def read(self, generation_id: int) -> dict[str, Value]:
         """Texts and metadata by key, each compared with the vector beside it."""
-        with self.engine.connect() as connection:
-            return {key: row.content for key, row in read_rows(connection, generation_id).items()}
+        return {key: row.content for key, row in ask(self.engine, read_rows, generation_id).items()}
 
     def find_run(self, run_id: UUID) -> Run:
         return ask(self.engine, find_run, run_id)
 
     def list_in_state(self, *states: str) -> list[int]:
         """Of those that are not given up."""
-        with self.engine.connect() as connection:
-            rows = connection.execute(LIST_GENERATIONS).all()
+        rows = execute(self.engine, LIST_GENERATIONS).all()
         return [row.id for row in rows if row.state in states and (row.was_live or row.state == "building")]
 
     def list_filling(self) -> list[int]:
         """Return the ids of generations that have a fill, see vectormill/collections/fills.py."""
-        with self.engine.connect() as connection:
-            return list(connection.execute(LIST_FILLING).scalars())
+        return list(execute(self.engine, LIST_FILLING).scalars())
 
     def list_open_runs(self) -> list[UUID]:
-        with self.engine.connect() as connection:
-            return sorted(connection.execute(LIST_OPEN_RUNS).scalars(), key=list(self.runs).index)
+        return sorted(execute(self.engine, LIST_OPEN_RUNS).scalars(), key=list(self.runs).index)
 
     def last_place(self) -> int:
-        with self.engine.connect() as connection:
-            number: int = connection.execute(LAST_PLACE).scalar_one()
+        number: int = execute(self.engine, LAST_PLACE).scalar_one()
         return number

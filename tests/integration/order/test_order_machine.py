@@ -18,11 +18,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from sqlalchemy import text
 
 from indexer.context import RunContext
 from indexer.reindexing import open_run_source
-from tests.building import ask
+from tests.database import ask, execute
 from tests.indexers import ListedSource
 from tests.integration.order.followed import CARRIED, NAMES, OUTSIDE, OWN, Expected, Followed
 from tests.integration.order.ledger import Ledger, Write
@@ -74,8 +73,7 @@ class Collection(Followed):
         live = ask(self.engine, find_generation, "docs")
         self.ledgers[live.id] = Ledger()
         self.commit_all()
-        with self.engine.begin() as connection:
-            connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
+        execute(self.engine, "UPDATE vectormill.collections SET keep_text = true")
         ask(self.engine, delete_items, "docs", ["seed"])
         if source:
             self.submit(source)
@@ -284,8 +282,7 @@ class Collection(Followed):
     def step(self, order: Exception | None = None, *, hears: bool = True) -> bool:
         """False when there is nothing to do."""
         if self.at_work is None:
-            with self.engine.begin() as connection:
-                claimed = claim_run(connection, "indexer", LEASE_SECONDS)
+            claimed = ask(self.engine, claim_run, "indexer", LEASE_SECONDS)
             if claimed is None:
                 return False
             run_id = claimed[1].id
@@ -298,10 +295,7 @@ class Collection(Followed):
             self.at_work = None
         self.follow(run_id, before)
         if self.at_work is None:
-            with self.engine.begin() as connection:
-                connection.execute(
-                    text("UPDATE vectormill.runs SET lease_until = now(), available_at = now()")
-                )
+            execute(self.engine, "UPDATE vectormill.runs SET lease_until = now(), available_at = now()")
         return True
 
     def open_source(self, context: RunContext) -> Reader:

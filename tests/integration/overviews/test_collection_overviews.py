@@ -3,6 +3,7 @@
 import pytest
 from sqlalchemy import Connection, Engine, text
 
+from tests.database import ask
 from tests.indexed import draw_vectors, execute, make_collection
 from tests.protocol import make_items, submit
 from tests.schedules import add_source
@@ -16,8 +17,7 @@ def standing_of(connection: Connection, collection_id: int) -> CollectionSummary
 
 def test_a_collection_that_follows_nothing_has_neither_coverage_nor_run(engine: Engine) -> None:
     generation = make_collection(engine, draw_vectors(20))
-    with engine.connect() as connection:
-        found = standing_of(connection, generation.collection_id)
+    found = ask(engine, standing_of, generation.collection_id)
     assert found == CollectionSummary(
         generation.collection_id, None, None, None, None, None, None, None, False, None, None
     )

@@ -5,6 +5,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Engine
 
+from tests.database import ask
 from tests.protocol import SPEC
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.workers.plan_picture import draw_plan, join_parts
@@ -17,8 +18,7 @@ from worker.settings import WorkerSettings
 
 
 def beat(engine: Engine, name: str, report: dict[str, Any], launcher: UUID | None = None) -> None:
-    with engine.begin() as connection:
-        assert beat_worker(connection, name, uuid4(), SPEC.model, 4, report, launcher)
+    assert ask(engine, beat_worker, name, uuid4(), SPEC.model, 4, report, launcher)
 
 
 def test_the_picture_of_a_plan_is_put_together_from_what_its_workers_report(engine: Engine) -> None:
@@ -28,8 +28,7 @@ def test_the_picture_of_a_plan_is_put_together_from_what_its_workers_report(engi
     for number, assignment in enumerate(assign_replicas(planned)):
         beat(engine, f"m-cuda{number}@host", {"placement": assignment.part}, launcher)
     beat(engine, "m-cuda0@other", {"placement": {"strategy": "replicate"}}, uuid4())
-    with engine.connect() as connection:
-        parts = list_plan_parts(connection, "m-cuda1@host")
+    parts = ask(engine, list_plan_parts, "m-cuda1@host")
     assert list(parts) == [f"m-cuda{number}@host" for number in range(3)]
     assert draw_plan(join_parts(list(parts.values()))) == draw_placement(planned.placement)
 

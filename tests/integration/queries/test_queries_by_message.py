@@ -19,6 +19,7 @@ from tests.api_server import (
     many,
     submit,
 )
+from tests.database import ask
 from tests.queries import SPACE, listening, opening_consumer, take_one
 from tests.residue import find_residue
 from tests.waiting import wait_for
@@ -183,8 +184,7 @@ def test_a_query_for_which_nobody_waits_is_passed_over(
     client: httpx.Client, redis_url: str, redis: Redis, engine: Engine
 ) -> None:
     seen: list[list[bytes]] = []
-    with engine.connect() as connection:
-        spec = write_spec(find_generation(connection, "docs").spec)
+    spec = write_spec(ask(engine, find_generation, "docs").spec)
     late = Query(b"12345678", "vectormill:queries:answers:none", 1, 1000, spec, [b"too late"])
     redis.rpush(queue_key(SPACE), b"no message", write_message(late))
     with listening(redis_url, lambda request: seen.append(list(request.texts))):

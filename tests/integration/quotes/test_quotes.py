@@ -26,6 +26,7 @@ from tests.api_server import (
     lines,
     submit,
 )
+from tests.database import ask, execute
 from vectormill.cli.app import main
 from vectormill.collections.sizing import estimate_row_bytes
 from vectormill.domain.encoding import DEFAULT_MODEL
@@ -60,8 +61,7 @@ def quote(client: httpx.Client, items: list[dict[str, Any]], **body: Any) -> dic
 def measure(engine: Engine, tokens: int, seconds: float) -> None:
     """Register a worker with a measured rate."""
     report = {"num_sequences": tokens // 20, "num_tokens": tokens, "stage_seconds": {"held": seconds}}
-    with engine.begin() as connection:
-        assert beat_worker(connection, "w", uuid4(), DEFAULT_MODEL, 4, report)
+    assert ask(engine, beat_worker, "w", uuid4(), DEFAULT_MODEL, 4, report)
 
 
 def count_tokens(texts: list[str]) -> list[int]:
@@ -167,12 +167,8 @@ def test_the_time_in_which_workers_held_several_jobs_is_shared_between_them(
         submit(client, make_rows([f"word {number}" for number in range(20)]))
         encode_waiting(engine)
         stage_seconds = json.dumps({"held": 10 / share, "device": 8 / share, "run": 8})
-        with engine.begin() as connection:
-            connection.execute(
-                text("UPDATE vectormill.jobs SET num_tokens = 1000, stage_seconds = CAST(:spent AS jsonb)"
-                     " WHERE seq = (SELECT max(seq) FROM vectormill.jobs)"),
-                {"spent": stage_seconds},
-            )  # fmt: skip
+        execute(engine, "UPDATE vectormill.jobs SET num_tokens = 1000, stage_seconds = CAST(:spent AS jsonb)"
+                     " WHERE seq = (SELECT max(seq) FROM vectormill.jobs)", spent=stage_seconds)  # fmt: skip
     rate = quote(client, make_rows(["word"] * 20))["tokens_per_second"]
     assert rate["value"] / rate["least"] == pytest.approx(LEAST_FACTOR**FEW_POWER), "both took the same time"
 
@@ -219,9 +215,8 @@ def test_rows_that_the_collection_has_are_counted_and_only_a_reindex_leaves_them
 
 
 def test_of_a_query_postgres_counts_all_rows_and_draws_some(engine: Engine, client: httpx.Client) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE public.many AS SELECT i AS id, 'word ' || i % 6000 || ' 100%' AS body "
-                                "FROM generate_series(1, 30000) AS i"))  # fmt: skip
+    execute(engine, "CREATE TABLE public.many AS SELECT i AS id, 'word ' || i % 6000 || ' 100%' AS body "
+                                "FROM generate_series(1, 30000) AS i")  # fmt: skip
     options = {"query": "SELECT id, body FROM public.many;", "key": "id", "text": "body"}
     answer = client.post("/v1/quotes", json={"kind": "sql", "options": options})
     assert answer.status_code == 200, answer.text

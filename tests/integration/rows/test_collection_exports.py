@@ -2,9 +2,7 @@
 
 import io
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,9 +12,11 @@ import psutil
 import pyarrow
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from tests.api_server import api_client, assert_problem, encode_waiting, submit
+from tests.database import ask, execute
+from tests.http_server import QuietHandler, serving_http
 from tests.protocol import SPEC, vector_of
 from vectormill.client import Client
 from vectormill.collections.collections import find_generation, open_collection
@@ -44,19 +44,14 @@ def fill(engine: Engine, num_rows: int, spec: EncodingSpec = SPEC) -> None:
         Item(f"k{number:06}", b"text %d" % number, b'{"n": %d}' % number if number % 3 == 0 else b"")
         for number in range(num_rows)
     ]
-    with engine.begin() as connection:
-        generation = open_collection(connection, "docs", spec)
+    generation = ask(engine, open_collection, "docs", spec)
     for start in range(0, num_rows, 5000):
         rows = make_rows(drawn[start : start + 5000], kind, None)
         with engine.begin() as connection:
             part = items[start : start + 5000]
             upsert_rows(connection, generation.id, 1, part, rows, spec)
-    with engine.begin() as connection:
-        connection.execute(
-            text(KEEP_TEXTS.format(attributes=f"vectormill.{generation.table_name}_attributes"))
-        )
-    with engine.begin() as connection:
-        connection.execute(text("ANALYZE"))
+    execute(engine, KEEP_TEXTS.format(attributes=f"vectormill.{generation.table_name}_attributes"))
+    execute(engine, "ANALYZE")
 
 
 KEEP_TEXTS = """
@@ -75,8 +70,7 @@ def test_rows_come_in_the_order_of_keys_with_what_is_included(client: httpx.Clie
     items = [{"key": key, "text": f"text {key}", "metadata": {"of": key}} for key in ("b", "ä", "a", "c c")]
     submit(client, [*items, {"key": "bare", "text": "bare"}], collection="docs")
     encode_waiting(engine)
-    with engine.connect() as connection:
-        keys = list(connection.execute(text("SELECT key FROM docs ORDER BY key")).scalars())
+    keys = list(execute(engine, "SELECT key FROM docs ORDER BY key").scalars())
     rows = lines(client.get(PATH, params={"include": "vector,metadata,text"}))
     assert [row["key"] for row in rows] == keys
     found = {row["key"]: row for row in rows}
@@ -133,11 +127,8 @@ def test_an_export_that_goes_on_in_the_middle_equals_the_whole(client: httpx.Cli
 
 def test_long_texts_make_a_page_end_early(engine: Engine) -> None:
     fill(engine, 50)
-    with engine.begin() as connection:
-        generation = find_generation(connection, "docs")
-        connection.execute(
-            text(f"UPDATE vectormill.{generation.table_name}_attributes SET text = repeat('ab ', 200000)")
-        )
+    generation = ask(engine, find_generation, "docs")
+    execute(engine, f"UPDATE vectormill.{generation.table_name}_attributes SET text = repeat('ab ', 200000)")
     pages = list(read_pages(engine, generation, Inclusion(text=True)))
     assert [key for page in pages for key in page.keys] == [f"k{number:06}" for number in range(50)]
     assert len(pages) > 10
@@ -149,21 +140,16 @@ def test_an_export_is_pinned_to_the_generation_that_it_began_with(
     fill(engine, 100)
     answer = client.get(PATH, params={"limit": 50})
     generation = answer.headers["Vectormill-Generation"]
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.generations SET state = 'retired', retired_at = now()"))
-        connection.execute(
-            text(
-                "INSERT INTO vectormill.generations (collection_id, spec, fingerprint, state)"
-                " SELECT collection_id, spec, 'other', 'live' FROM vectormill.generations"
-            )
-        )
+    execute(engine, "UPDATE vectormill.generations SET state = 'retired', retired_at = now()")
+    execute(
+        engine,
+        "INSERT INTO vectormill.generations (collection_id, spec, fingerprint, state)"
+        " SELECT collection_id, spec, 'other', 'live' FROM vectormill.generations",
+    )
     rest = client.get(PATH, params={"after": "k000049", "generation": generation})
     assert len(lines(rest)) == 50
     assert rest.headers["Vectormill-Generation"] == generation
-    with engine.begin() as connection:
-        connection.execute(
-            text("UPDATE vectormill.generations SET state = 'pruned' WHERE id = :id"), {"id": int(generation)}
-        )
+    execute(engine, "UPDATE vectormill.generations SET state = 'pruned' WHERE id = :id", id=int(generation))
     assert_problem(
         client.get(PATH, params={"generation": generation}), 409, "conflict", "start the export again"
     )
@@ -198,24 +184,21 @@ def test_an_export_that_is_no_export_is_refused(client: httpx.Client) -> None:
         assert_problem(client.get(PATH, params=params), 422, "invalid-request")
 
 
-class BreakingProxy(BaseHTTPRequestHandler):
+class BreakingProxy(QuietHandler):
     """Hands requests on, and ends every first answers' connection in the middle of a line."""
 
     target = ""
     cuts: ClassVar[list[int]] = []
 
-    def do_GET(self) -> None:
-        answer = httpx.get(self.target + self.path, trust_env=False)
-        body = answer.content
-        self.send_response(answer.status_code)
-        self.send_header("Vectormill-Generation", answer.headers.get("Vectormill-Generation", ""))
+    def answer(self) -> None:
+        found = httpx.get(self.target + self.path, trust_env=False)
+        body = found.content
+        self.send_response(found.status_code)
+        self.send_header("Vectormill-Generation", found.headers.get("Vectormill-Generation", ""))
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body[: self.cuts.pop(0)] if self.cuts else body)
         self.close_connection = True
-
-    def log_message(self, *arguments: object) -> None:
-        pass
 
 
 def test_the_client_goes_on_after_lost_connections_and_the_file_is_whole(
@@ -223,22 +206,13 @@ def test_the_client_goes_on_after_lost_connections_and_the_file_is_whole(
 ) -> None:
     fill(engine, 500)
     BreakingProxy.target, BreakingProxy.cuts = str(client.base_url).rstrip("/"), [0, 5_000, 9_999, 20_001]
-    with ThreadingHTTPServer(("127.0.0.1", 0), BreakingProxy) as proxy:
-        thread = threading.Thread(target=proxy.serve_forever)
-        thread.start()
-        try:
-            with Client(f"http://127.0.0.1:{proxy.server_port}", pause=lambda _: None) as ours:
-                ours.export_collection(
-                    "docs", tmp_path / "docs.jsonl", include=("vector", "metadata", "text")
-                )
-                BreakingProxy.cuts = [3_000]
-                ours.export_collection("docs", tmp_path / "docs.parquet", "parquet")
-                BreakingProxy.cuts = [4_000, 0, 0, 0, 0, 0, 0, 0]
-                with pytest.raises(Exception, match="broke"):
-                    list(ours.collection_rows("docs"))
-        finally:
-            proxy.shutdown()
-            thread.join()
+    with serving_http(BreakingProxy) as url, Client(url, pause=lambda _: None) as ours:
+        ours.export_collection("docs", tmp_path / "docs.jsonl", include=("vector", "metadata", "text"))
+        BreakingProxy.cuts = [3_000]
+        ours.export_collection("docs", tmp_path / "docs.parquet", "parquet")
+        BreakingProxy.cuts = [4_000, 0, 0, 0, 0, 0, 0, 0]
+        with pytest.raises(Exception, match="broke"):
+            list(ours.collection_rows("docs"))
     whole = client.get(PATH, params={"include": "vector,metadata,text"}).content
     assert (tmp_path / "docs.jsonl").read_bytes() == whole
     assert pq.read_table(tmp_path / "docs.parquet").num_rows == 500

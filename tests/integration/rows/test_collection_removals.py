@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Engine, text
 
 from scheduler.pruner import Pruner
 from tests.api_server import SMALL, api_client, assert_problem, delete, encode_waiting, many, submit
+from tests.database import execute
 from tests.protocol import claim_next, complete
 from vectormill.client import Client
 from vectormill.collections import removals
@@ -38,13 +39,11 @@ def docs(api: httpx.Client, engine: Engine) -> dict[str, Any]:
 
 
 def ask(engine: Engine, statement: str) -> Any:
-    with engine.begin() as connection:
-        return connection.execute(text(statement)).scalar()
+    return execute(engine, statement).scalar()
 
 
 def list_tables(engine: Engine) -> list[str]:
-    with engine.connect() as connection:
-        return list(connection.execute(LIST_TABLES).scalars())
+    return list(execute(engine, LIST_TABLES).scalars())
 
 
 def make_run(engine: Engine, state: str, lease: str = "NULL") -> str:
@@ -247,8 +246,7 @@ def test_a_collection_on_which_a_run_works_is_deleted_only_by_force(
 def test_what_depends_on_the_view_is_named_and_nothing_is_deleted(
     api: httpx.Client, engine: Engine, docs: dict[str, Any], statement: str, name: str
 ) -> None:
-    with engine.begin() as connection:
-        connection.execute(text(statement.format(table=list_tables(engine)[0])))
+    execute(engine, statement.format(table=list_tables(engine)[0]))
     assert_problem(delete(api, "/v1/collections/docs"), 409, "collection-in-use", name, "Drop them first")
     assert ask(engine, "SELECT count(*) FROM docs") == 10
     assert api.get("/v1/collections/docs").status_code == 200
@@ -293,20 +291,15 @@ def test_a_deletion_that_is_killed_anywhere_leaves_all_or_tables_for_the_pruner(
         with pytest.raises(Killed):
             remove_collection(engine, "docs")
     assert ask(engine, "SELECT count(*) FROM docs") == 10
-    assert list_orphans(engine) == []
+    assert list(execute(engine, LIST_ORPHANS).scalars()) == []
 
     remove_collection(engine, "docs")  # and killed behind its COMMIT
-    orphans = list_orphans(engine)
+    orphans = list(execute(engine, LIST_ORPHANS).scalars())
     assert len(orphans) == 2
     with engine.begin() as connection:  # a pruner that is killed between two tables
         connection.execute(text(f"DROP TABLE vectormill.{orphans[0]}"))
     assert drop_orphaned_tables(engine) == 1
     assert list_tables(engine) == []
-
-
-def list_orphans(engine: Engine) -> list[str]:
-    with engine.connect() as connection:
-        return list(connection.execute(LIST_ORPHANS).scalars())
 
 
 def test_tables_of_collections_that_are_there_belong_to_somebody(
@@ -319,9 +312,8 @@ def test_tables_of_collections_that_are_there_belong_to_somebody(
 def test_a_view_that_somebody_has_put_in_its_place_is_left_alone(
     api: httpx.Client, engine: Engine, docs: dict[str, Any]
 ) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("DROP VIEW docs"))
-        connection.execute(text("CREATE TABLE docs (mine int)"))
+    execute(engine, "DROP VIEW docs")
+    execute(engine, "CREATE TABLE docs (mine int)")
     assert delete(api, "/v1/collections/docs").status_code == 204
     assert ask(engine, "SELECT count(*) FROM docs") == 0
 

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, text
 
 import api.routes.results
 from tests.api_server import api_client, assert_problem, encode_waiting, many, submit
+from tests.database import ask
 from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.domain.errors import JobNotFound
@@ -33,11 +34,6 @@ def job_id(client: httpx.Client, engine: Engine) -> UUID:
     return UUID(job["id"])
 
 
-def remove(engine: Engine, job_id: UUID) -> None:
-    with engine.begin() as connection:
-        delete_job(connection, job_id)
-
-
 @pytest.fixture
 def losing_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every export's job is removed when its first block has been read."""
@@ -45,7 +41,7 @@ def losing_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     def read_and_lose(engine: Engine, job_id: UUID, after: str | None) -> Iterator[VectorBlock]:
         blocks = read_vectors(engine, job_id, after)
         yield next(blocks)
-        remove(engine, job_id)
+        ask(engine, delete_job, job_id)
         yield from blocks
 
     monkeypatch.setattr(api.routes.results, "read_vectors", read_and_lose)
@@ -89,7 +85,7 @@ def test_a_job_that_is_removed_before_the_first_block_is_not_found(
 ) -> None:
     def lose_and_read(engine: Engine, job_id: UUID, after: str | None) -> Iterator[VectorBlock]:
         blocks = read_vectors(engine, job_id)
-        remove(engine, job_id)
+        ask(engine, delete_job, job_id)
         return blocks
 
     monkeypatch.setattr(api.routes.results, "read_vectors", lose_and_read)

@@ -14,7 +14,8 @@ from indexer.context import RunContext
 from indexer.filling import end_fill
 from scheduler.scrubber import Scrubber
 from tests.api_server import encoding_meanwhile
-from tests.building import NEXT, ask, build, encode_all, hold_nothing, make_run, put, swap
+from tests.building import NEXT, build, encode_all, hold_nothing, make_run, put, swap
+from tests.database import ask, execute
 from tests.indexers import ListedSource, await_run, indexing, row
 from tests.integration.collections.test_rebuilds import start
 from tests.integration.crashes.points import CrashPoints
@@ -72,11 +73,6 @@ DESCRIBE_TABLES = text("""
 """)
 
 
-def keep(engine: Engine, spec: EncodingSpec = SPEC) -> None:
-    with engine.begin() as connection:
-        create_collection(connection, "docs", spec, KEEPING, 100)
-
-
 def begin(
     engine: Engine, items: Sequence[Item], spec: EncodingSpec = NEXT, chunk_max_items: int = 2
 ) -> tuple[Generation, Job]:
@@ -105,14 +101,12 @@ def claim_all(engine: Engine) -> list[Claim]:
 
 
 def count(engine: Engine, table: str) -> int:
-    with engine.connect() as connection:
-        number: int = connection.execute(text(f"SELECT count(*) FROM vectormill.{table}")).scalar_one()
+    number: int = execute(engine, f"SELECT count(*) FROM vectormill.{table}").scalar_one()
     return number
 
 
 def texts_of(engine: Engine, generation: Generation) -> dict[str, tuple[str, str]]:
-    with engine.connect() as connection:
-        return {key: found.content for key, found in read_rows(connection, generation.id).items()}
+    return {key: found.content for key, found in ask(engine, read_rows, generation.id).items()}
 
 
 @pytest.mark.parametrize("keep_text", [False, True])
@@ -168,7 +162,7 @@ def test_copied_rows_are_those_that_an_upsert_writes(
 
 
 def test_the_rows_of_a_build_are_copied_and_its_tables_end_as_any_others(engine: Engine) -> None:
-    keep(engine)
+    ask(engine, create_collection, "docs", SPEC, KEEPING, 100)
     put(engine, "k1", "k2", "gone")
     encode_all(engine)
     rows = [row(f"k{number}", f"text {number}", page=number) for number in range(6)]
@@ -180,17 +174,13 @@ def test_the_rows_of_a_build_are_copied_and_its_tables_end_as_any_others(engine:
     described = ask(engine, lambda connection: describe_collection(connection, "docs"))
     shown = next(each for each in described.generations if each.id == building.id)
     assert shown.table_bytes >= 8192
-    with engine.connect() as connection:
-        assert described.row.num_bytes == connection.execute(SUM_BYTES).scalar_one()
+    assert described.row.num_bytes == execute(engine, SUM_BYTES).scalar_one()
     end(engine, building)
     assert texts_of(engine, building).keys() == {*(f"k{number}" for number in range(6)), "twin"}
     live = ask(engine, find_generation, "docs")
-    with engine.connect() as connection:
-        assert connection.execute(LIST_TABLES).all() == []
-        assert not has_fill(connection, building.id)
-        of_live, of_built = (
-            connection.execute(DESCRIBE_TABLES, {"id": str(each.id)}).all() for each in (live, building)
-        )
+    assert execute(engine, LIST_TABLES).all() == []
+    assert not ask(engine, has_fill, building.id)
+    of_live, of_built = (execute(engine, DESCRIBE_TABLES, id=str(each.id)).all() for each in (live, building))
     assert len(of_built) == 2
     assert of_built == of_live
     put(engine, "k1", "later")
@@ -200,7 +190,7 @@ def test_the_rows_of_a_build_are_copied_and_its_tables_end_as_any_others(engine:
 
 
 def test_of_a_key_in_the_fill_and_beside_it_the_later_row_stays_with_its_own_metadata(engine: Engine) -> None:
-    keep(engine)
+    ask(engine, create_collection, "docs", SPEC, KEEPING, 100)
     building = build(engine)
     older = submit(
         engine,
@@ -237,7 +227,7 @@ def test_a_later_row_without_metadata_leaves_none_of_the_fill(engine: Engine) ->
 
 
 def test_what_is_deleted_during_a_fill_stays_deleted_and_what_is_put_again_is_there(engine: Engine) -> None:
-    keep(engine)
+    ask(engine, create_collection, "docs", SPEC, KEEPING, 100)
     building, _ = begin(engine, [row(key, "filled", page=1) for key in ("gone", "back", "stays", "late")])
     first, *others = claim_all(engine)
     complete(engine, first)
@@ -252,7 +242,7 @@ def test_what_is_deleted_during_a_fill_stays_deleted_and_what_is_put_again_is_th
 
 
 def test_a_deleted_text_goes_from_an_unfinished_fill_before_its_tombstone_does(engine: Engine) -> None:
-    keep(engine)
+    ask(engine, create_collection, "docs", SPEC, KEEPING, 100)
     building, _ = begin(engine, [row("gone", "a confession", page=1), row("stays", "filled")])
     encode_all(engine)
     ask(engine, delete_items, "docs", ["gone"])
@@ -265,7 +255,7 @@ def test_a_deleted_text_goes_from_an_unfinished_fill_before_its_tombstone_does(e
 
 
 def test_a_commit_after_the_fill_was_closed_is_not_lost(engine: Engine) -> None:
-    keep(engine)
+    ask(engine, create_collection, "docs", SPEC, KEEPING, 100)
     building, _ = begin(engine, [row(key, "filled") for key in ("a", "b", "c")], chunk_max_items=1)
     first, second, third = claim_all(engine)
     assert first.is_fill
@@ -281,7 +271,7 @@ def test_a_commit_after_the_fill_was_closed_is_not_lost(engine: Engine) -> None:
 
 
 def test_a_job_in_the_place_of_one_that_has_copied_rows_upserts_its_own(engine: Engine) -> None:
-    keep(engine)
+    ask(engine, create_collection, "docs", SPEC, KEEPING, 100)
     building, _ = begin(engine, [row("a", "filled"), row("b", "filled")], chunk_max_items=1)
     complete(engine, claim_all(engine)[0])
     _, again = begin(engine, [row("a", "again"), row("b", "again")])
@@ -293,23 +283,21 @@ def test_a_job_in_the_place_of_one_that_has_copied_rows_upserts_its_own(engine: 
 
 
 def test_a_discarded_or_removed_fill_leaves_no_table(engine: Engine) -> None:
-    keep(engine)
+    ask(engine, create_collection, "docs", SPEC, KEEPING, 100)
     building, _ = begin(engine, [row("a", "filled")])
     encode_all(engine)
-    with engine.connect() as connection:
-        assert len(connection.execute(LIST_TABLES).all()) == 2
+    assert len(execute(engine, LIST_TABLES).all()) == 2
     ask(engine, discard_generation, building.id)
     assert prune_retired_generations(engine, 1e9) == 1
     begin(engine, [row("a", "filled")])
     encode_all(engine)
     remove_collection(engine, "docs")
     assert drop_orphaned_tables(engine) == 6
-    with engine.connect() as connection:
-        assert connection.execute(LIST_TABLES).all() == []
+    assert execute(engine, LIST_TABLES).all() == []
 
 
 def test_a_language_that_is_chosen_during_a_fill_is_that_of_its_rows(engine: Engine) -> None:
-    keep(engine)
+    ask(engine, create_collection, "docs", SPEC, KEEPING, 100)
     building, _ = begin(engine, [row("a", "running dogs")])
     encode_all(engine)
     change_collection(engine, "docs", language="english")
@@ -333,7 +321,7 @@ def test_a_run_copies_into_an_empty_build_and_upserts_into_one_that_has_more_row
         copy_rows(cursor, generation_id, job_seq, items, *arguments, **options)
 
     monkeypatch.setattr("vectormill.jobs.completion.copy_rows", note)
-    keep(engine)
+    ask(engine, create_collection, "docs", SPEC, KEEPING, 100)
     rows = [row(f"k{number}", f"text {number}", page=number) for number in range(6)]
     with indexing(engine, ListedSource(rows)), encoding_meanwhile(engine):
         run = await_run(engine, start(engine, NEXT, confirm=True))
@@ -361,13 +349,12 @@ def commit_in_worker(servers: Servers, points: CrashPoints, pipe: Pipe) -> None:
 def test_a_worker_killed_between_copy_and_commit_leaves_each_row_once(
     database_url: str, engine: Engine
 ) -> None:
-    keep(engine)
+    ask(engine, create_collection, "docs", SPEC, KEEPING, 100)
     servers = Servers(database_url, "")
     building, _ = begin(engine, [row("a", "filled", page=1), row("b", "filled")])
     seen: list[str] = []
     while not seen or seen[-1] != "after COMMIT" or "before COPY_RESULTS" not in seen:
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE vectormill.chunks SET state = 'pending', lease_until = NULL"))
+        execute(engine, "UPDATE vectormill.chunks SET state = 'pending', lease_until = NULL")
         with running(commit_in_worker, servers, last=len(seen)) as victim:
             seen = victim.hear_all()
         is_there = "before COPY_RESULTS" in seen and seen[-1] == "after COMMIT"
@@ -388,7 +375,7 @@ def end_in_indexer(servers: Servers, points: CrashPoints, pipe: Pipe) -> None:
 def test_an_indexer_killed_at_any_step_of_ending_a_fill_leaves_it_to_another_one(
     database_url: str, engine: Engine
 ) -> None:
-    keep(engine)
+    ask(engine, create_collection, "docs", SPEC, KEEPING, 100)
     servers = Servers(database_url, "")
     building, _ = begin(engine, [row(key, "filled", page=1) for key in ("gone", "newer", "stays")])
     encode_all(engine)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Connection, Engine, text
 
+from tests.database import ask, execute
 from tests.integration.chunks.test_lock_order import wait_until_blocked
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC, claim_next, complete, complete_on, submit, vector_of
@@ -40,8 +41,7 @@ def hold(engine: Engine, *items: Item, spec: EncodingSpec = SPEC) -> Claim:
 
 
 def delete(engine: Engine, *keys: str) -> int:
-    with engine.begin() as connection:
-        return delete_items(connection, "docs", keys)
+    return ask(engine, delete_items, "docs", keys)
 
 
 def read_keys(engine: Engine) -> set[str]:
@@ -59,9 +59,8 @@ def read_keys(engine: Engine) -> set[str]:
 
 def test_an_item_is_read_with_all_that_is_kept_of_it(engine: Engine) -> None:
     write(engine, NEW, OTHER)
-    with engine.connect() as connection:
-        item = find_item(connection, "docs", "k", has_vector=True)
-        other = find_item(connection, "docs", "other")
+    item = ask(engine, find_item, "docs", "k", has_vector=True)
+    other = ask(engine, find_item, "docs", "other")
     assert (item.key, item.metadata, item.content_hash) == ("k", {"page": 7}, NEW.content_hash())
     assert item.results is not None
     assert np.abs(item.results[0] - vector_of(NEW.text)).max() < 1e-3
@@ -87,15 +86,13 @@ def test_a_deletion_takes_the_row_and_its_attributes_and_nothing_else(engine: En
 
 def test_a_deletion_reaches_every_generation(engine: Engine) -> None:
     write(engine, NEW, OTHER)
-    with engine.begin() as connection:
-        old = find_generation(connection, "docs")
-        connection.execute(text("UPDATE vectormill.generations SET state = 'retired'"))
+    old = ask(engine, find_generation, "docs")
+    execute(engine, "UPDATE vectormill.generations SET state = 'retired'")
     write_other_generation(engine)
     write(engine, NEW, OTHER)
     assert delete(engine, "k") == 1
-    with engine.connect() as connection:
-        assert find_generation(connection, "docs").id != old.id
-        kept = connection.execute(text(f"SELECT key FROM vectormill.{old.table_name}")).scalars().all()
+    assert ask(engine, find_generation, "docs").id != old.id
+    kept = execute(engine, f"SELECT key FROM vectormill.{old.table_name}").scalars().all()
     assert (list(kept), read_keys(engine)) == (["other"], {"row other"})
 
 
@@ -134,8 +131,7 @@ def overlap(engine: Engine, first: Step, second: Step) -> bool:
 
     def run() -> None:
         try:
-            with engine.begin() as connection:
-                second(connection)
+            ask(engine, second)
         except Exception as error:
             errors.append(error)
         finally:
@@ -177,12 +173,10 @@ def test_commits_into_one_collection_do_not_wait_for_each_other(engine: Engine) 
 
 def test_rows_that_a_later_job_wrote_stay_where_those_of_earlier_ones_are_removed(engine: Engine) -> None:
     write(engine, OLD, OTHER)
-    with engine.begin() as connection:
-        seq = draw_seq(connection)
+    seq = ask(engine, draw_seq)
     write(engine, NEW)
-    with engine.begin() as connection:
-        generation = find_generation(connection, "docs")
-        assert delete_rows(connection, generation.id, ["k", "other"], [seq, seq]) == 1
+    generation = ask(engine, find_generation, "docs")
+    assert ask(engine, delete_rows, generation.id, ["k", "other"], [seq, seq]) == 1
     assert read_keys(engine) == {"row k", "attributes k"}
 
 

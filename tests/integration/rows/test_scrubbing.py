@@ -6,6 +6,7 @@ from sqlalchemy import Engine, text
 from scheduler import scrubber
 from scheduler.pruner import Pruner
 from scheduler.scrubber import Scrubber
+from tests.database import ask, execute
 from tests.integration.rows.test_items import delete, read_keys
 from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
 from tests.residue import find_residue
@@ -64,8 +65,7 @@ def test_the_items_of_a_payload_are_emptied_by_key_and_others_stay_as_they_were(
 def test_no_byte_of_a_deleted_text_is_left_in_any_table(engine: Engine) -> None:
     write(engine, secret_items(9))  # three chunks
     write(engine, [Item("k", SECRET.encode())])
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
+    execute(engine, "UPDATE vectormill.collections SET keep_text = true")
     write(engine, secret_items(2))
     assert set(residue(engine)) == {"vectormill.chunk_payloads", "vectormill.generation_1_attributes"}
     delete(engine, "k")
@@ -144,8 +144,7 @@ def test_a_retry_does_not_bring_a_deleted_item_back(engine: Engine, is_scrubbed:
     delete(engine, "k")
     if is_scrubbed:
         scrub(engine)
-    with engine.begin() as connection:
-        retry_job(connection, job.id)
+    ask(engine, retry_job, job.id)
     assert complete(engine, claim_next(engine))
     assert read_keys(engine) == {"row other0", "row other1", "row other2"}
     scrub(engine)
@@ -164,8 +163,7 @@ def test_a_deleted_item_is_missing_in_the_export_of_its_job(engine: Engine) -> N
 def test_a_chunk_that_was_split_is_scrubbed_in_its_halves(engine: Engine) -> None:
     submit(engine, secret_items(), collection="docs")
     claimed = claim_next(engine)
-    with engine.begin() as connection:
-        split_chunk(connection, claimed, "lost twice")
+    ask(engine, split_chunk, claimed, "lost twice")
     while not complete(engine, claim_next(engine)):
         pass
     delete(engine, "k")
@@ -187,17 +185,15 @@ def test_a_pass_that_was_broken_off_is_made_again(engine: Engine, monkeypatch: p
 
 def test_a_removal_in_an_earlier_place_waits_for_the_next_pass(engine: Engine) -> None:
     write(engine, [*make_items(1), *secret_items()])
-    with engine.begin() as connection:
-        place = draw_seq(connection)
+    place = ask(engine, draw_seq)
     delete(engine, "k0")
     with engine.begin() as connection:
         found = find_pass(connection, 0)
         assert isinstance(found, Pass)
     with engine.begin() as connection:
         assert remove_items(connection, find_generation(connection, "docs"), ["k"], [place]) == 1
-    with engine.begin() as connection:
-        assert finish_pass(connection, found, "") == "k0"
-        assert finish_pass(connection, found, "k0") is None
+    assert ask(engine, finish_pass, found, "") == "k0"
+    assert ask(engine, finish_pass, found, "k0") is None
     assert count_unscrubbed(engine) == 1
     scrub(engine)
     assert (residue(engine), count_unscrubbed(engine)) == ([], 0)
@@ -206,11 +202,9 @@ def test_a_removal_in_an_earlier_place_waits_for_the_next_pass(engine: Engine) -
 def test_tombstones_go_some_time_after_they_were_scrubbed(engine: Engine) -> None:
     write(engine, secret_items())
     delete(engine, "k")
-    with engine.begin() as connection:
-        assert delete_scrubbed(connection, -1) == 0
+    assert ask(engine, delete_scrubbed, -1) == 0
     scrub(engine)
-    with engine.begin() as connection:
-        assert (delete_scrubbed(connection), delete_scrubbed(connection, -1)) == (0, 1)
+    assert (ask(engine, delete_scrubbed), ask(engine, delete_scrubbed, -1)) == (0, 1)
 
 
 def test_a_worker_whose_lease_went_over_to_another_brings_nothing_back(engine: Engine) -> None:

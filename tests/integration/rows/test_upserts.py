@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Connection, Engine, text
 
+from tests.database import ask
 from tests.protocol import SPEC
 from vectormill.collections import generation_tables
 from vectormill.collections.collections import open_collection
@@ -88,10 +89,9 @@ def expect(
 @pytest.mark.parametrize("vector_type", VECTOR_TYPES)
 def test_rows_hold_what_their_items_say(engine: Engine, vector_type: str, keep_text: bool) -> None:
     generation_id = write(engine, vector_type, ITEMS, VECTORS, job_seq=5, keep_text=keep_text)
-    with engine.connect() as connection:
-        assert read(connection, generation_id, vector_type) == expect(
-            ITEMS, VECTORS, vector_type, 5, keep_text=keep_text
-        )
+    assert ask(engine, read, generation_id, vector_type) == expect(
+        ITEMS, VECTORS, vector_type, 5, keep_text=keep_text
+    )
 
 
 def test_a_chunk_that_is_written_in_parts_leaves_the_same_rows(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine
 
+from tests.database import ask
 from tests.indexed import search_collection
 from tests.protocol import SPEC
 from tests.reference import packaged_reference
@@ -78,10 +79,9 @@ def fill(engine: Engine, spec: EncodingSpec, vectors: np.ndarray, encoding: Real
     Calibrator(engine, encoding.encode).prepare(spec, threading.Event())
     kind = choose_vector_type(spec, in_collection=True)
     items = [Item(str(number), str(number).encode()) for number in range(len(vectors))]
-    with engine.begin() as connection:
-        generation = open_collection(connection, "docs", spec)
-        rows = make_rows(vectors, kind, find_ranges(connection, spec))
-        upsert_rows(connection, generation.id, 1, items, rows, spec)
+    generation = ask(engine, open_collection, "docs", spec)
+    rows = make_rows(vectors, kind, ask(engine, find_ranges, spec))
+    ask(engine, upsert_rows, generation.id, 1, items, rows, spec)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,9 @@ def test_the_score_of_codes_is_the_cosine_of_what_they_stand_for(
 ) -> None:
     spec = replace(SPEC, dimensions=DIMENSIONS, vector_type="int8")
     fill(engine, spec, vectors, encoding)
-    with engine.connect() as connection:
-        ranges = find_ranges(connection, spec)
-        generation = open_collection(connection, "docs", spec)
-        matches = search_collection(connection, generation, vectors[7], 400).matches
+    ranges = ask(engine, find_ranges, spec)
+    generation = ask(engine, open_collection, "docs", spec)
+    matches = ask(engine, search_collection, generation, vectors[7], 400).matches
     assert ranges is not None
     restored = restore(quantize(vectors, ranges), ranges)
     cosines = restored @ vectors[7] / np.linalg.norm(restored, axis=1)

@@ -5,13 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from indexer import checking as canary
 from indexer.checking import check_generation
 from indexer.swapping import PATIENCE_SECONDS, swap
 from tests.api_server import encoding_meanwhile
-from tests.building import BITS, NEXT, Rebuild, ask, build, encode_all, put, rows_of, table_of
+from tests.building import BITS, NEXT, Rebuild, build, encode_all, put, rows_of, table_of
+from tests.database import ask, execute
 from tests.indexers import start_run
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC, claim, complete, dispatch_all, make_items
@@ -28,11 +29,6 @@ from vectormill.runs.runs import cancel_run, claim_run, hold_run
 ITEMS = make_items(30)
 
 
-def change(engine: Engine, statement: str) -> None:
-    with engine.begin() as connection:
-        connection.execute(text(statement))
-
-
 @pytest.fixture
 def rebuild(request: pytest.FixtureRequest, engine: Engine) -> Rebuild:
     """Its parameter is the spec of the live generation."""
@@ -42,15 +38,14 @@ def rebuild(request: pytest.FixtureRequest, engine: Engine) -> Rebuild:
     made = Rebuild(engine, ITEMS, replace(spec, revision="2"))
     put(engine, "meanwhile", "deleted", spec=spec)
     encode_all(engine)
-    with engine.begin() as connection:
-        delete_items(connection, "docs", ["deleted", "k3"])
+    ask(engine, delete_items, "docs", ["deleted", "k3"])
     return made
 
 
 def test_a_sound_generation_passes_and_its_report_says_what_was_measured(
     engine: Engine, rebuild: Rebuild
 ) -> None:
-    change(
+    execute(
         engine, f"CREATE INDEX ON {table_of(rebuild.generation)} USING hnsw (embedding halfvec_cosine_ops)"
     )
     with encoding_meanwhile(engine):
@@ -91,7 +86,7 @@ def test_a_generation_that_lacks_something_is_not_made_live(
     engine: Engine, rebuild: Rebuild, monkeypatch: pytest.MonkeyPatch, statement: str, reason: str
 ) -> None:
     monkeypatch.setattr(canary, "_PAUSE_SECONDS", 0.0)
-    change(engine, statement.format(table=table_of(rebuild.generation)))
+    execute(engine, statement.format(table=table_of(rebuild.generation)))
     live = ask(engine, find_generation, "docs")
     with encoding_meanwhile(engine), pytest.raises(CanaryFailed, match=reason):
         check_generation(rebuild.context())
@@ -148,7 +143,7 @@ def _with_options(rebuild: Rebuild, **options: Any) -> Any:
 
 def test_an_index_that_finds_too_little_fails_the_canary(engine: Engine, rebuild: Rebuild) -> None:
     table = table_of(rebuild.generation)
-    change(engine, f"CREATE INDEX ON {table} USING hnsw (embedding halfvec_cosine_ops)")
+    execute(engine, f"CREATE INDEX ON {table} USING hnsw (embedding halfvec_cosine_ops)")
     rebuild.run = _with_options(rebuild, canary_sample=0, least_recall=1.01)
     with pytest.raises(
         CanaryFailed,
@@ -203,7 +198,7 @@ def test_a_run_that_was_cancelled_or_lost_since_its_last_look_makes_nothing_live
     if what == "cancelled":
         ask(engine, cancel_run, run_id)
     else:
-        change(engine, "UPDATE vectormill.runs SET lease_until = now()")
+        execute(engine, "UPDATE vectormill.runs SET lease_until = now()")
         assert ask(engine, claim_run, "another", 30.0) is not None
     encode_all(engine)
     context = replace(rebuild.context(), hold=lambda connection: hold_run(connection, claim[0]))
@@ -275,8 +270,7 @@ def test_puts_that_never_pause_do_not_keep_a_generation_from_its_swap(
     for each in behind:
         complete(engine, each)
     encode_all(engine)
-    with engine.connect() as connection:
-        states = connection.execute(text("SELECT DISTINCT state FROM vectormill.jobs")).scalars().all()
+    states = execute(engine, "SELECT DISTINCT state FROM vectormill.jobs").scalars().all()
     assert states == ["completed"]
     assert len([key for key in rows_of(engine, "docs") if key.startswith("put")]) == 2 * now + 1
 

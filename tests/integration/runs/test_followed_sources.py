@@ -10,6 +10,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from indexer import reindexing
 from tests.api_server import api_client, encoding_meanwhile
+from tests.database import ask, execute
 from tests.indexers import (
     KeptSource,
     await_run,
@@ -37,11 +38,6 @@ def followed(engine: Engine) -> Iterator[Engine]:
         yield engine
 
 
-def set_source(engine: Engine, source: Source) -> None:
-    with engine.begin() as connection:
-        save_source(connection, "docs", source)
-
-
 def follow(engine: Engine) -> Run:
     return await_run(engine, start_run(engine))
 
@@ -59,7 +55,7 @@ def test_a_changed_document_replaces_exactly_its_own_passages(followed: Engine, 
     write(tmp_path / "b.txt", 5, 6)
     write(tmp_path / "c.txt", 7)
     write(tmp_path / "z.txt", *range(100, 120))  # or the guard would find too much changed
-    set_source(followed, Source(TREE, {"folder": str(tmp_path)}, PARAGRAPHS))
+    ask(followed, save_source, "docs", Source(TREE, {"folder": str(tmp_path)}, PARAGRAPHS))
     first = follow(followed)
     assert first.counts == RunCounts(num_seen=27, num_new=27)
     assert count_encoded(followed) == 27
@@ -97,12 +93,11 @@ def test_a_query_is_followed_and_one_that_fails_midway_deletes_nothing(
         rows = [{"id": number, "body": f"text {number}", "lang": "de"} for number in range(600)]
         connection.execute(text("INSERT INTO articles VALUES (:id, :body, :lang)"), rows)
     options = {"query": "SELECT * FROM articles", "key": "id", "text": "body", "metadata": ["lang"]}
-    set_source(followed, Source(SQL, options | {"url_env": "ARTICLES_URL"}))
+    ask(followed, save_source, "docs", Source(SQL, options | {"url_env": "ARTICLES_URL"}))
     assert follow(followed).counts == RunCounts(num_seen=600, num_new=600)
-    with articles.begin() as connection:
-        connection.execute(text("DELETE FROM articles WHERE id = 7"))
-        connection.execute(text("UPDATE articles SET lang = 'en' WHERE id = 8"))
-        connection.execute(text("UPDATE articles SET body = NULL WHERE id = 9"))
+    execute(articles, "DELETE FROM articles WHERE id = 7")
+    execute(articles, "UPDATE articles SET lang = 'en' WHERE id = 8")
+    execute(articles, "UPDATE articles SET body = NULL WHERE id = 9")
     articles.dispose()
     ended = follow(followed)
     assert (ended.state, ended.counts.num_deleted, ended.counts.num_metadata_only) == (
@@ -114,7 +109,7 @@ def test_a_query_is_followed_and_one_that_fails_midway_deletes_nothing(
     assert ended.report["reading"]["num_without_text"] == 1
     before = contents(followed)
     broken = "SELECT id, body, lang FROM articles WHERE id < 500 UNION ALL SELECT 'x', abs(-9223372036854775808), ''"
-    set_source(followed, Source(SQL, options | {"url_env": "ARTICLES_URL", "query": broken}))
+    ask(followed, save_source, "docs", Source(SQL, options | {"url_env": "ARTICLES_URL", "query": broken}))
     failed = follow(followed)
     assert failed.state == "failed"
     assert "integer overflow" in str(failed.error)
@@ -125,20 +120,17 @@ def test_a_query_is_followed_and_one_that_fails_midway_deletes_nothing(
 def test_a_row_that_no_page_had_is_deleted_only_if_the_source_does_not_have_it(
     followed: Engine, monkeypatch: pytest.MonkeyPatch, split: dict[str, Any]
 ) -> None:
-    with followed.begin() as connection:
-        connection.execute(text("CREATE TABLE papers (id int PRIMARY KEY, body text)"))
-        connection.execute(text("INSERT INTO papers SELECT n, 'text ' || n FROM generate_series(1, 20) AS n"))
+    execute(followed, "CREATE TABLE papers (id int PRIMARY KEY, body text)")
+    execute(followed, "INSERT INTO papers SELECT n, 'text ' || n FROM generate_series(1, 20) AS n")
     options = {"query": "SELECT * FROM papers", "key": "id", "text": "body", "pages": True}
-    set_source(followed, Source(SQL, options, split))
+    ask(followed, save_source, "docs", Source(SQL, options, split))
     assert follow(followed).counts.num_new == 20
     before = contents(followed)
-    with followed.begin() as connection:
-        connection.execute(text("DELETE FROM papers WHERE id IN (3, 7, 9)"))
+    execute(followed, "DELETE FROM papers WHERE id IN (3, 7, 9)")
     look_for_vanished = reindexing.look_for_vanished
 
     def look_after_an_insert(*arguments: Any) -> None:
-        with followed.begin() as connection:
-            connection.execute(text("INSERT INTO papers VALUES (3, 'back'), (9, 'text 9')"))
+        execute(followed, "INSERT INTO papers VALUES (3, 'back'), (9, 'text 9')")
         look_for_vanished(*arguments)
 
     monkeypatch.setattr(reindexing, "look_for_vanished", look_after_an_insert)
@@ -149,7 +141,7 @@ def test_a_row_that_no_page_had_is_deleted_only_if_the_source_does_not_have_it(
 
 
 def test_only_a_push_of_all_rows_deletes_the_others(followed: Engine) -> None:
-    set_source(followed, Source(PUSH, {}))
+    ask(followed, save_source, "docs", Source(PUSH, {}))
     rows: list[Any] = [{"key": f"k{n}", "text": f"text {n}", "metadata": {"b": 1, "a": n}} for n in range(10)]
     with api_client(followed) as api, Client(str(api.base_url)) as client:
 

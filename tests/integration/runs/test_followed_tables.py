@@ -13,6 +13,7 @@ from sqlalchemy.exc import OperationalError
 from indexer import follower
 from indexer.follower import Follower, follow_collection
 from tests.api_server import encode_waiting
+from tests.database import ask, execute
 from tests.kinds import RECORDS, SCORES
 from tests.papers import (
     QUERY,
@@ -274,8 +275,7 @@ def test_rows_of_keys_are_read_by_the_index_of_the_table(engine: Engine, followe
     )
     keys = sql.Literal(write_array(["1", "2"])).as_string(None)
     query = ROWS_OF_KEYS.format(query=QUERY, key='"id"', keys=keys)
-    with engine.connect() as connection:
-        plan = "\n".join(connection.execute(text(f"EXPLAIN {query}")).scalars())
+    plan = "\n".join(execute(engine, f"EXPLAIN {query}").scalars())
     assert "papers_pkey" in plan
     assert "Seq Scan" not in plan
 
@@ -311,8 +311,7 @@ def test_a_row_whose_new_text_cannot_be_encoded_loses_its_former_vector_and_its_
         "UPDATE vectormill.jobs SET finished_at = now() - interval '1 day' WHERE finished_at IS NOT NULL"
     )
     run(engine, make_old)
-    with engine.begin() as connection:
-        discard_ended_puts(connection)
+    ask(engine, discard_ended_puts)
     assert set(content(engine)) == {"1", "2"}
     changes = Follower(database_url, Settings(), Registry({}))
     changes.step()

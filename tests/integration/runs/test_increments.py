@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.api_server import encoding_meanwhile
+from tests.database import ask, execute
 from tests.indexers import KeptSource, await_run, contents, indexing, make_collection, start_run
 from vectormill.domain.errors import InvalidOption
 from vectormill.runs.run import COMPLETED, FAILED, Run
@@ -23,16 +24,11 @@ OPTIONS = {"query": QUERY, "key": "id", "text": "body", "changed": "changed"}
 def tickets(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Engine]:
     """A table of tickets whose column `changed` has a type of its own, a collection of it, and an indexer."""
     make_collection(engine)
-    with engine.begin() as connection:
-        connection.execute(
-            text(f"CREATE TABLE tickets (id int PRIMARY KEY, body text, changed {request.param})")
-        )
-        connection.execute(
-            text(
-                f"CREATE FUNCTION at(n int) RETURNS {request.param} LANGUAGE sql AS $$ {AT[request.param]} $$"
-            )
-        )
-        save_source(connection, "docs", Source(SQL, OPTIONS))
+    execute(engine, f"CREATE TABLE tickets (id int PRIMARY KEY, body text, changed {request.param})")
+    execute(
+        engine, f"CREATE FUNCTION at(n int) RETURNS {request.param} LANGUAGE sql AS $$ {AT[request.param]} $$"
+    )
+    ask(engine, save_source, "docs", Source(SQL, OPTIONS))
     put(engine, *((number, f"ticket {number}", number) for number in range(1, 41)))
     source = KeptSource()
     with encoding_meanwhile(engine), indexing(engine, source, source.open):
@@ -62,8 +58,7 @@ def put(engine: Engine, *rows: tuple[int, str, int]) -> None:
 
 
 def remove(engine: Engine, number: int) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("DELETE FROM tickets WHERE id = :number"), {"number": number})
+    execute(engine, "DELETE FROM tickets WHERE id = :number", number=number)
 
 
 def follow(engine: Engine, **options: Any) -> Run:
@@ -104,8 +99,7 @@ def test_a_transaction_that_was_open_during_a_run_is_found_by_the_next(tickets: 
 def test_all_rows_are_read_where_marks_tell_nothing(tickets: Engine) -> None:
     for _ in range(3):
         follow(tickets)
-    with tickets.begin() as connection:
-        save_source(connection, "docs", Source(SQL, OPTIONS | {"query": f"{QUERY} WHERE id > 1"}))
+    ask(tickets, save_source, "docs", Source(SQL, OPTIONS | {"query": f"{QUERY} WHERE id > 1"}))
     changed = follow(tickets)
     assert (changed.counts.num_seen, changed.counts.num_deleted) == (39, 1)
     follow(tickets)
@@ -126,7 +120,6 @@ def test_what_cannot_tell_changes_is_refused(tickets: Engine) -> None:
     place = SourcePlace(tickets, None, None, collection="docs")  # type: ignore[arg-type]  # nothing is read
     with pytest.raises(InvalidOption, match="cannot name a column of changes"):
         open_source(Source(SQL, OPTIONS, {"by": "paragraphs"}), place)
-    with tickets.begin() as connection:
-        connection.execute(text("ALTER TABLE tickets ALTER changed TYPE bytea USING changed::text::bytea"))
+    execute(tickets, "ALTER TABLE tickets ALTER changed TYPE bytea USING changed::text::bytea")
     run = await_run(tickets, start_run(tickets))
     assert (run.state, "does not tell" in (run.error or "")) == (FAILED, True)

@@ -5,6 +5,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.api_server import encode_waiting, encoding_meanwhile
+from tests.database import ask, execute
 from tests.protocol import SPEC, make_items, submit
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import find_generation, open_collection
@@ -21,14 +22,8 @@ def nothing() -> None:
     pass
 
 
-def find(engine: Engine, name: str = "docs") -> Generation:
-    with engine.connect() as connection:
-        return find_generation(connection, name)
-
-
 def change(engine: Engine, statement: str) -> None:
-    with engine.begin() as connection:
-        connection.execute(text(statement.format(table=f"vectormill.{find(engine).table_name}")))
+    execute(engine, statement.format(table=f"vectormill.{ask(engine, find_generation, 'docs').table_name}"))
 
 
 @pytest.fixture
@@ -36,7 +31,7 @@ def docs(engine: Engine) -> Generation:
     """40 rows that a job has written."""
     submit(engine, make_items(40), collection="docs")
     encode_waiting(engine)
-    return find(engine)
+    return ask(engine, find_generation, "docs")
 
 
 def fill(engine: Engine, spec: EncodingSpec, num_rows: int = 3000) -> Generation:
@@ -82,8 +77,7 @@ def test_a_poor_index_is_found_out(engine: Engine) -> None:
 
 def test_codes_have_no_index_that_serves(engine: Engine) -> None:
     spec = EncodingSpec("fake", "1", "mean", True, 8, "", 64, vector_type=INT8)
-    with engine.begin() as connection:
-        generation = open_collection(connection, "codes", spec)
+    generation = ask(engine, open_collection, "codes", spec)
     assert measure_recall(engine, generation, check=nothing) is None
 
 
@@ -115,21 +109,18 @@ def test_a_sample_that_is_encoded_again_agrees_unless_a_vector_is_another_s(
 
 
 def test_without_any_text_a_check_says_that_nothing_was_compared(engine: Engine, docs: Generation) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("DELETE FROM vectormill.jobs"))
+    execute(engine, "DELETE FROM vectormill.jobs")
     agreement = compare_sample(engine, Settings(), docs, 20, check=nothing)
     assert agreement.num_compared == 0
     assert "no texts are available" in agreement.reason
 
 
 def test_kept_texts_come_before_those_of_jobs(engine: Engine, docs: Generation) -> None:
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                f"INSERT INTO vectormill.{docs.table_name}_attributes (key, text, job_seq)"
-                " VALUES ('k1', 'text k 1', 1), ('gone', 'x', 1)"
-            )
-        )
-        items, reason = sample_texts(connection, docs, 10)
+    execute(
+        engine,
+        f"INSERT INTO vectormill.{docs.table_name}_attributes (key, text, job_seq)"
+        " VALUES ('k1', 'text k 1', 1), ('gone', 'x', 1)",
+    )
+    items, reason = ask(engine, sample_texts, docs, 10)
     assert [item.key for item in items] == ["k1"]
     assert "the collection stores" in reason

@@ -13,6 +13,7 @@ from indexer.context import ClaimProgress, RunContext
 from indexer.reindexing import await_job, begin_reading, read_source
 from indexer.reindexing import submit as submit_changes
 from tests.api_server import encode_waiting, encoding_meanwhile
+from tests.database import ask, execute
 from tests.indexers import (
     ListedSource,
     await_run,
@@ -51,20 +52,17 @@ def build(engine: Engine) -> None:
 
 
 def count(engine: Engine, statement: Any) -> int:
-    with engine.connect() as connection:
-        return int(connection.execute(statement).scalar_one())
+    return int(execute(engine, statement).scalar_one())
 
 
 def claim(engine: Engine) -> tuple[Lease, Run]:
-    with engine.begin() as connection:
-        claimed = claim_run(connection, "somebody", 30.0)
+    claimed = ask(engine, claim_run, "somebody", 30.0)
     assert claimed is not None
     return claimed
 
 
 def expire(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.runs SET lease_until = now() WHERE state = 'running'"))
+    execute(engine, "UPDATE vectormill.runs SET lease_until = now() WHERE state = 'running'")
 
 
 def test_an_indexer_that_is_told_to_stop_hands_its_runs_back_at_once(engine: Engine) -> None:
@@ -183,8 +181,7 @@ def test_a_query_that_hangs_is_ended_on_its_server_when_its_run_is_cancelled(eng
     with indexing(engine, open_source(Source(SQL, options, {"by": "paragraphs"}), place)):
         run_id = start_run(engine)
         wait_for(lambda: count(engine, FIND_SLEEPERS) == 1, 20, "the query hangs")
-        with engine.begin() as connection:
-            cancel_run(connection, run_id)
+        ask(engine, cancel_run, run_id)
         assert await_run(engine, run_id).state == "cancelled"
         wait_for(lambda: count(engine, FIND_SLEEPERS) == 0, 20, "the query was ended")
 
@@ -218,8 +215,7 @@ def test_a_run_that_is_cancelled_while_it_reads_has_changed_nothing(engine: Engi
 
     def cancel(position: int) -> None:
         if position == 6:
-            with engine.begin() as connection:
-                assert cancel_run(connection, run_id).state == "cancelling"
+            assert ask(engine, cancel_run, run_id).state == "cancelling"
             assert wait_for(lambda: look(engine, run_id).is_terminal, 20, "the indexer heard of it")
 
     source = ListedSource(CHANGED, before=cancel)
@@ -236,8 +232,7 @@ def test_a_run_that_is_cancelled_while_it_encodes_cancels_its_job(engine: Engine
     with indexing(engine, ListedSource(CHANGED)):
         run_id = start_run(engine)
         wait_for(lambda: look(engine, run_id).phase == "encoding", 20, "it encodes")
-        with engine.begin() as connection:
-            cancel_run(connection, run_id)
+        ask(engine, cancel_run, run_id)
         run = await_run(engine, run_id)
     assert run.state == "cancelled"
     open_jobs = text("SELECT count(*) FROM vectormill.jobs WHERE state IN ('queued', 'running', 'uploading')")
@@ -254,8 +249,7 @@ def test_a_job_that_somebody_else_cancelled_fails_its_run(engine: Engine) -> Non
         wait_for(
             lambda: count(engine, text("SELECT count(*) FROM vectormill.jobs WHERE state = 'queued'")) == 1
         )
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE vectormill.jobs SET state = 'cancelled' WHERE state = 'queued'"))
+        execute(engine, "UPDATE vectormill.jobs SET state = 'cancelled' WHERE state = 'queued'")
         run = await_run(engine, run_id)
     assert run.state == "failed"
     assert run.error is not None
@@ -267,11 +261,9 @@ def test_a_run_that_fails_ends_the_job_that_encodes_for_it(engine: Engine) -> No
     start_run(engine)
     lease, _ = claim(engine)
     job = submit(engine, CHANGED, collection="docs")
-    with engine.begin() as connection:
-        save_run(connection, lease, ENCODING, RunCounts(), job_id=job.id)
-        abandon_run(connection, lease, FAILED, "so it is")
-    with engine.connect() as connection:
-        assert find_job(connection, job.id).state == "cancelled"
+    ask(engine, save_run, lease, ENCODING, RunCounts(), job_id=job.id)
+    ask(engine, abandon_run, lease, FAILED, "so it is")
+    assert ask(engine, find_job, job.id).state == "cancelled"
 
 
 def test_a_run_whose_job_advances_is_not_given_up_for_the_indexers_that_it_outlived(engine: Engine) -> None:

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.api_server import encoding_meanwhile
-from tests.building import ask
+from tests.database import ask
 from tests.indexers import (
     ListedSource,
     await_run,
@@ -36,11 +36,6 @@ from vectormill.sources.own_texts import OwnTextReader
 from vectormill.sources.reader import SourcePlace
 
 OTHERS = pytest.mark.parametrize("spec", [SCORES, RECORDS], ids=lambda spec: spec.task)
-
-
-def make(engine: Engine, spec: EncodingSpec, *, keep_text: bool = True) -> None:
-    with engine.begin() as connection:
-        create_collection(connection, "docs", spec, CollectionOptions(keep_text=keep_text), 100)
 
 
 def of_kind(spec: EncodingSpec, items: Iterable[Item]) -> list[Item]:
@@ -69,7 +64,7 @@ def assert_results_fit(engine: Engine, items: Iterable[Item], spec: EncodingSpec
 
 @OTHERS
 def test_a_run_makes_the_collection_what_its_source_is(engine: Engine, spec: EncodingSpec) -> None:
-    make(engine, spec)
+    ask(engine, create_collection, "docs", spec, CollectionOptions(keep_text=True), 100)
     before = of_kind(spec, (row(f"k{number}", f"text {number}", page=number) for number in range(12)))
     after = [
         *before[:6],
@@ -109,7 +104,7 @@ def step(engine: Engine, spec: EncodingSpec, items: list[Item], counts: RunCount
 def test_a_collection_that_keeps_its_texts_is_built_anew_from_itself(
     engine: Engine, spec: EncodingSpec
 ) -> None:
-    make(engine, spec)
+    ask(engine, create_collection, "docs", spec, CollectionOptions(keep_text=True), 100)
     items = of_kind(spec, (row(f"k{number}", f"text {number}", page=number) for number in range(6)))
     with indexing(engine, ListedSource(items)), encoding_meanwhile(engine):
         await_run(engine, start_run(engine))
@@ -134,7 +129,7 @@ BROKEN: list[tuple[EncodingSpec, str, str]] = [
 def test_a_check_finds_what_is_wrong_and_names_it(
     engine: Engine, spec: EncodingSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make(engine, spec)
+    ask(engine, create_collection, "docs", spec, CollectionOptions(keep_text=True), 100)
     items = of_kind(spec, (row(f"k{number}", f"text {number}") for number in range(8)))
     with indexing(engine, ListedSource(items)), encoding_meanwhile(engine):
         await_run(engine, start_run(engine))

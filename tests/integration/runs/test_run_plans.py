@@ -8,6 +8,7 @@ from uuid import uuid4
 from psycopg import sql
 from sqlalchemy import Connection, Engine, TextClause, text
 
+from tests.database import ask, execute
 from tests.indexers import make_collection
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generations import LIST_GENERATIONS
@@ -160,8 +161,7 @@ MAKE_RUNS = text("""
 
 def test_to_find_work_costs_nothing_however_many_runs_have_ended(engine: Engine) -> None:
     make_collection(engine)
-    with engine.begin() as connection:
-        connection.execute(MAKE_RUNS)
+    execute(engine, MAKE_RUNS)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("VACUUM ANALYZE vectormill.runs"))
     with engine.connect() as connection:
@@ -214,15 +214,13 @@ def test_the_runs_of_a_schedule_are_listed_by_an_index(engine: Engine) -> None:
 
 def test_runs_go_after_their_time_but_for_the_newest_and_the_newest_good_one(engine: Engine) -> None:
     make_collection(engine)
-    with engine.begin() as connection:
-        connection.execute(MAKE_SCHEDULED)
-        connection.execute(text("UPDATE vectormill.runs SET state = 'failed' WHERE state = 'skipped'"))
-        connection.execute(text("UPDATE vectormill.runs SET created_at = created_at - interval '1 year'"))
-        connection.execute(text("UPDATE vectormill.runs SET finished_at = created_at"))
-    with engine.begin() as connection:
-        assert prune_runs(connection, 366 * 86400, 20_000) < 15_000 - 6
-        prune_runs(connection, 300 * 86400, 20_000)
-        kept = connection.execute(text("SELECT schedule_id, state FROM vectormill.runs ORDER BY 1, 2")).all()
+    execute(engine, MAKE_SCHEDULED)
+    execute(engine, "UPDATE vectormill.runs SET state = 'failed' WHERE state = 'skipped'")
+    execute(engine, "UPDATE vectormill.runs SET created_at = created_at - interval '1 year'")
+    execute(engine, "UPDATE vectormill.runs SET finished_at = created_at")
+    assert ask(engine, prune_runs, 366 * 86400, 20_000) < 15_000 - 6
+    ask(engine, prune_runs, 300 * 86400, 20_000)
+    kept = execute(engine, "SELECT schedule_id, state FROM vectormill.runs ORDER BY 1, 2").all()
     assert [tuple(row) for row in kept] == [
         (n, state) for n in (1, 2, 3) for state in ("completed", "failed")
     ]
@@ -278,11 +276,10 @@ def test_no_statement_reads_a_table_from_end_to_end(engine: Engine) -> None:
     with engine.begin() as connection:
         for statement in FILL_SOURCES:
             connection.execute(text(statement))
-    with engine.connect() as connection:
-        read = {
-            name: find_tables_read(connection, statement, values)
-            for name, (statement, values) in SOURCE_STATEMENTS.items()
-        }
+    read = {
+        name: ask(engine, find_tables_read, statement, values)
+        for name, (statement, values) in SOURCE_STATEMENTS.items()
+    }
     assert read == {name: [] for name in SOURCE_STATEMENTS}
 
 

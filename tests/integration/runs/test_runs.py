@@ -9,6 +9,7 @@ from sqlalchemy import Engine, text
 
 from indexer import reindexing
 from tests.api_server import encoding_meanwhile
+from tests.database import ask, execute
 from tests.indexers import (
     ListedSource,
     await_run,
@@ -137,8 +138,7 @@ LEFT_STAGES = text("SELECT relname FROM pg_class WHERE relname LIKE 'run\\_%' AN
 
 
 def left_stages(engine: Engine) -> list[str]:
-    with engine.connect() as connection:
-        names = connection.execute(LEFT_STAGES).scalars().all()
+    names = execute(engine, LEFT_STAGES).scalars().all()
     return [name for name in names if name != "run_parts"]
 
 
@@ -193,8 +193,7 @@ def test_a_run_that_would_change_too_much_is_held_until_it_is_confirmed(
         assert run.error is not None
         assert said in run.error
         assert contents(engine) == wanted(ROWS)
-        with engine.begin() as connection:
-            assert confirm_run(connection, run.id).state == "queued"
+        assert ask(engine, confirm_run, run.id).state == "queued"
         run = await_run(engine, run.id)
     assert (run.state, run.error) == ("completed", None)
     assert contents(engine) == wanted(items)
@@ -207,8 +206,7 @@ def test_a_run_that_was_confirmed_reads_again_and_takes_no_row_away_that_came_ba
         held = await_run(engine, start_run(engine))
         assert held.state == "held"
         source.items = [*ROWS[:6], ROWS[9]]
-        with engine.begin() as connection:
-            confirm_run(connection, held.id)
+        ask(engine, confirm_run, held.id)
         run = await_run(engine, held.id)
     assert (run.state, run.error) == ("completed", None)
     assert contents(engine) == wanted([*ROWS[:6], ROWS[9]])
@@ -232,8 +230,7 @@ def test_a_run_that_finds_more_than_was_confirmed_is_held_again(
     with indexing(engine, source), encoding_meanwhile(engine):
         held = await_run(engine, start_run(engine))
         source.items = items
-        with engine.begin() as connection:
-            confirm_run(connection, held.id)
+        ask(engine, confirm_run, held.id)
         run = await_run(engine, held.id)
         assert run.state == "held"
         assert said in (run.error or "")
@@ -245,8 +242,7 @@ def test_one_text_that_cannot_be_kept_does_not_fail_the_run_that_keeps_the_other
     large = row("large", " ".join(f"w{number:06}" for number in range(110_000)), page=1)
     items = [*ROWS[:4], large, *ROWS[4:]]
     build(engine, items)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
+    execute(engine, "UPDATE vectormill.collections SET keep_text = true")
     with indexing(engine, ListedSource(items, batch=11)), encoding_meanwhile(engine):
         run = await_run(engine, start_run(engine))
     assert (run.state, run.error) == ("completed", None)
@@ -265,8 +261,7 @@ def test_a_held_run_keeps_no_other_run_of_the_collection_waiting_and_can_be_canc
     with indexing(engine, ListedSource([])), encoding_meanwhile(engine):
         held = await_run(engine, start_run(engine))
         assert await_run(engine, start_run(engine)).state == "held"
-        with engine.begin() as connection:
-            assert cancel_run(connection, held.id).state == "cancelled"
+        assert ask(engine, cancel_run, held.id).state == "cancelled"
 
 
 def test_a_wider_share_lets_a_run_change_more(engine: Engine) -> None:
@@ -283,8 +278,7 @@ def test_what_a_client_puts_or_deletes_during_a_run_is_newer_than_its_source(eng
         if position == 6:  # behind the rows that are read
             submit(engine, [Item("k1", b"put meanwhile"), Item("mine", b"mine")], collection="docs")
             wait_for(lambda: "mine" in contents(engine), 20, "the put was encoded")
-            with engine.begin() as connection:
-                delete_items(connection, "docs", ["k2", "k4"])
+            ask(engine, delete_items, "docs", ["k2", "k4"])
 
     items = [row(f"k{number}", f"other {number}", page=number) for number in range(10)]
     with indexing(engine, ListedSource(items, before=meanwhile)), encoding_meanwhile(engine):

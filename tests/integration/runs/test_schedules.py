@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from scheduler.schedules import fire_due_schedules
+from tests.database import ask, execute
 from tests.protocol import make_items, submit
 from tests.schedules import list_runs, make_collection, make_due, make_schedule
 from tests.services import connected_engine
@@ -54,16 +55,6 @@ def docs(engine: Engine) -> Schedule:
     return make_schedule(engine, "docs", YEARLY, timezone="Europe/Berlin")
 
 
-def look_at(engine: Engine, name: str = "docs") -> Schedule:
-    with engine.connect() as connection:
-        return find_schedule(connection, name)
-
-
-def end_run(engine: Engine, state: str = "completed", error: str | None = None) -> None:
-    with engine.begin() as connection:
-        connection.execute(END_RUN, {"state": state, "error": error})
-
-
 def test_nothing_runs_before_it_is_due(engine: Engine, docs: Schedule) -> None:
     assert docs.next_due_at == next_due(YEARLY, "Europe/Berlin", docs.now)
     assert fire_due_schedules(engine) == 0
@@ -75,16 +66,15 @@ def test_a_due_time_makes_one_run_and_the_next_is_after_now(engine: Engine, docs
     assert [fire_due_schedules(engine) for _ in range(3)] == [1, 0, 0]
     (run,) = list_runs(engine, "docs")
     assert (run.kind, run.state, run.due_at, run.schedule_id) == ("reindex", "queued", due_at, docs.id)
-    later = look_at(engine)
+    later = ask(engine, find_schedule, "docs")
     assert later.next_due_at == next_due(YEARLY, "Europe/Berlin", later.now)
     assert later.lag_seconds == 0.0
 
 
 def test_of_five_missed_nights_one_run_is_made_for_the_last(engine: Engine, docs: Schedule) -> None:
-    with engine.begin() as connection:
-        change_schedule(connection, "docs", cron="0 2 * * *")
+    ask(engine, change_schedule, "docs", cron="0 2 * * *")
     make_due(engine, "docs", timedelta(days=5))
-    before = look_at(engine)
+    before = ask(engine, find_schedule, "docs")
     assert 5 * 86400 <= before.lag_seconds < 5 * 86400 + 60
     assert fire_due_schedules(engine) == 1
     (run,) = list_runs(engine)
@@ -118,8 +108,7 @@ def test_three_schedulers_at_once_make_one_run_for_each_due_time(engine: Engine,
         for name, moment in due.items():
             assert [run.due_at for run in list_runs(engine, name)].count(moment) == 1
         end_all = text("UPDATE vectormill.runs SET state = 'completed', finished_at = now()")
-        with engine.begin() as connection:
-            connection.execute(end_all)
+        execute(engine, end_all)
     assert len(list_runs(engine)) == num_rounds * len(names)
 
 
@@ -165,7 +154,7 @@ def test_a_scheduler_killed_at_any_step_neither_loses_nor_doubles_a_due_time(
     steps = list(fire_and_die(database_url, 0))
     assert {"LOCK_DUE_SCHEDULE", "CREATE_RUN", "MOVE_DUE_TIME", COMMIT} <= set(steps)
     for fatal_step in range(1, len(steps) + 1):
-        end_run(engine)
+        execute(engine, END_RUN, state="completed", error=None)
         due_at = make_due(engine, "docs", timedelta(seconds=fatal_step))
         assert len(list(fire_and_die(database_url, fatal_step))) == fatal_step
         # Postgres may not have noticed yet that the dead one's connection is gone; what it has locked is passed over.
@@ -188,14 +177,13 @@ def test_what_overlaps_is_skipped_and_the_history_says_why(engine: Engine, docs:
     assert (first.state, second.state) == ("queued", "skipped")
     assert str(first.id) in second.error
     assert second.finished_at is not None
-    assert look_at(engine).num_skipped == 1
+    assert ask(engine, find_schedule, "docs").num_skipped == 1
 
 
 def test_a_run_that_waits_for_a_confirmation_overlaps_too(engine: Engine, docs: Schedule) -> None:
     make_due(engine, "docs", timedelta(seconds=1))
     fire_due_schedules(engine)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.runs SET state = 'held'"))
+    execute(engine, "UPDATE vectormill.runs SET state = 'held'")
     make_due(engine, "docs")
     fire_due_schedules(engine)
     assert "was still held" in list_runs(engine)[1].error
@@ -206,8 +194,7 @@ def test_what_overlaps_is_queued_when_so_chosen_but_no_two_wait(engine: Engine) 
     make_schedule(engine, "docs", YEARLY, overlap="queue")
     make_due(engine, "docs", timedelta(seconds=2))
     fire_due_schedules(engine)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.runs SET state = 'running'"))
+    execute(engine, "UPDATE vectormill.runs SET state = 'running'")
     for seconds in (1, 0):
         make_due(engine, "docs", timedelta(seconds=seconds))
         fire_due_schedules(engine)
@@ -218,13 +205,11 @@ def test_what_overlaps_is_queued_when_so_chosen_but_no_two_wait(engine: Engine) 
 def test_a_paused_schedule_makes_no_run_and_resumed_none_for_what_it_missed(
     engine: Engine, docs: Schedule
 ) -> None:
-    with engine.begin() as connection:
-        assert pause_schedule(connection, "docs").paused_at is not None
+    assert ask(engine, pause_schedule, "docs").paused_at is not None
     make_due(engine, "docs", timedelta(days=3))
     assert fire_due_schedules(engine) == 0
-    assert look_at(engine).lag_seconds == 0.0
-    with engine.begin() as connection:
-        resumed = resume_schedule(connection, "docs")
+    assert ask(engine, find_schedule, "docs").lag_seconds == 0.0
+    resumed = ask(engine, resume_schedule, "docs")
     assert resumed.paused_at is None
     assert resumed.next_due_at == next_due(YEARLY, "Europe/Berlin", resumed.now)
     assert fire_due_schedules(engine) == 0
@@ -234,25 +219,22 @@ def test_a_schedule_that_is_paused_after_it_was_found_due_makes_no_run(
     engine: Engine, docs: Schedule
 ) -> None:
     make_due(engine, "docs")
-    with engine.begin() as connection:
-        (due,) = connection.execute(text("SELECT id FROM vectormill.schedules")).scalars()
-        pause_schedule(connection, "docs")
-        assert fire_schedule(connection, due) is None
+    (due,) = execute(engine, "SELECT id FROM vectormill.schedules").scalars()
+    ask(engine, pause_schedule, "docs")
+    assert ask(engine, fire_schedule, due) is None
 
 
 def test_to_resume_what_is_not_paused_loses_no_due_time(engine: Engine, docs: Schedule) -> None:
     make_due(engine, "docs")
-    with engine.begin() as connection:
-        resume_schedule(connection, "docs")
+    ask(engine, resume_schedule, "docs")
     assert fire_due_schedules(engine) == 1
 
 
 def test_a_run_now_needs_no_due_time_and_moves_none(engine: Engine, docs: Schedule) -> None:
-    with engine.begin() as connection:
-        ids = {run_schedule_now(connection, "docs") for _ in range(2)}
+    ids = {ask(engine, run_schedule_now, "docs") for _ in range(2)}
     assert {run.id for run in list_runs(engine, "docs")} == ids
     assert {run.due_at for run in list_runs(engine)} == {None}
-    assert look_at(engine).next_due_at == docs.next_due_at
+    assert ask(engine, find_schedule, "docs").next_due_at == docs.next_due_at
 
 
 def test_successes_and_failures_are_counted_since_the_last_success(engine: Engine, docs: Schedule) -> None:
@@ -265,24 +247,22 @@ def test_successes_and_failures_are_counted_since_the_last_success(engine: Engin
     ):
         make_due(engine, "docs", timedelta(seconds=seconds))
         fire_due_schedules(engine)
-        end_run(engine, state, error)
-    found = look_at(engine)
+        execute(engine, END_RUN, state=state, error=error)
+    found = ask(engine, find_schedule, "docs")
     assert (found.num_failures, found.num_skipped) == (2, 0)
     assert (found.last_state, found.last_error) == ("failed", "no such host")
     assert found.last_success_at is not None
     make_due(engine, "docs")
     fire_due_schedules(engine)
-    end_run(engine)
-    found = look_at(engine)
+    execute(engine, END_RUN, state="completed", error=None)
+    found = ask(engine, find_schedule, "docs")
     assert (found.num_failures, found.last_error, found.last_state) == (0, None, "completed")
 
 
 def test_a_changed_expression_is_due_by_its_new_one(engine: Engine, docs: Schedule) -> None:
-    with engine.begin() as connection:
-        changed = change_schedule(connection, "docs", cron="30 4 * * *", timezone="UTC", overlap="queue")
+    changed = ask(engine, change_schedule, "docs", cron="30 4 * * *", timezone="UTC", overlap="queue")
     assert changed.next_due_at == next_due("30 4 * * *", "UTC", changed.now)
-    with engine.begin() as connection:
-        again = change_schedule(connection, "docs", options={"confirm": True})
+    again = ask(engine, change_schedule, "docs", options={"confirm": True})
     assert (again.next_due_at, again.overlap, again.options) == (
         changed.next_due_at,
         "queue",
@@ -293,8 +273,7 @@ def test_a_changed_expression_is_due_by_its_new_one(engine: Engine, docs: Schedu
 def test_a_deleted_schedule_leaves_its_runs(engine: Engine, docs: Schedule) -> None:
     make_due(engine, "docs")
     fire_due_schedules(engine)
-    with engine.begin() as connection:
-        delete_schedule(connection, "docs")
+    ask(engine, delete_schedule, "docs")
     (run,) = list_runs(engine)
     assert run.schedule_id is None
     for act in (delete_schedule, find_schedule, pause_schedule, resume_schedule, run_schedule_now):
@@ -307,10 +286,7 @@ def test_a_zone_that_this_machine_does_not_have_is_a_failed_run_and_stops_no_oth
 ) -> None:
     make_collection(engine, "other")
     make_schedule(engine, "other")
-    with engine.begin() as connection:
-        connection.execute(
-            text("UPDATE vectormill.schedules SET timezone = 'Mars/Olympus' WHERE name = 'docs'")
-        )
+    execute(engine, "UPDATE vectormill.schedules SET timezone = 'Mars/Olympus' WHERE name = 'docs'")
     make_due(engine, "docs", timedelta(seconds=5))
     make_due(engine, "other")
     assert fire_due_schedules(engine) == 2
@@ -366,9 +342,8 @@ FILL = text("""
 
 
 def test_what_is_due_is_found_by_its_index_among_many(engine: Engine, docs: Schedule) -> None:
-    with engine.begin() as connection:
-        connection.execute(FILL)
-        connection.execute(text("ANALYZE vectormill.schedules"))
-        plan = "\n".join(connection.execute(text(f"EXPLAIN {LIST_DUE_SCHEDULES.text}")).scalars())
+    execute(engine, FILL)
+    execute(engine, "ANALYZE vectormill.schedules")
+    plan = "\n".join(execute(engine, f"EXPLAIN {LIST_DUE_SCHEDULES.text}").scalars())
     assert "ix_schedules_next_due_at" in plan
     assert "Seq Scan" not in plan

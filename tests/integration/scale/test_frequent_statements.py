@@ -20,6 +20,7 @@ from scheduler.pruner import Pruner
 from scheduler.reaper import Reaper
 from scheduler.schedules import fire_due_schedules
 from tests.api_server import api_client
+from tests.database import ask
 from tests.full_database import NUM_IN_FLIGHT, NUM_MODELS, fill_database
 from tests.protocol import claim, complete, make_items, register_worker, submit
 from tests.services import connected_engine, migrated_database
@@ -134,8 +135,7 @@ def dispatch(engine: Engine) -> None:
 
 def repair(engine: Engine) -> None:
     Reaper(engine, SETTINGS).reap()
-    with engine.begin() as connection:
-        rescue_expired_chunks(connection)
+    ask(engine, rescue_expired_chunks)
 
 
 def prune(engine: Engine) -> None:
@@ -165,13 +165,11 @@ def index(engine: Engine) -> None:
 def work(engine: Engine) -> None:
     owner = register_worker(engine)
     submit(engine, make_items(4), priority=0)
-    with engine.begin() as connection:
-        (demand,) = list_demands(connection, ["fake"], 1)
-        (chunk,) = mark_queued(connection, [(demand.job_id, 1)])
+    (demand,) = ask(engine, list_demands, ["fake"], 1)
+    (chunk,) = ask(engine, mark_queued, [(demand.job_id, 1)])
     claimed = claim(engine, chunk.chunk_id, owner)
     assert claimed is not None
-    with engine.begin() as connection:
-        renew_leases(connection, [claimed], 30.0)
+    ask(engine, renew_leases, [claimed], 30.0)
     assert complete(engine, claimed)
 
 

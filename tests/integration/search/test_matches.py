@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from tests.architecture.sources import ROOT
+from tests.database import execute
 from tests.searched import LONG_DOCUMENT, NUM_ROWS, Searched, describe_row, searched_collection
 from vectormill.domain.errors import InvalidOption, ItemNotFound, TextsNotKept
 from vectormill.search.filter import fits, parse_filter
@@ -33,14 +34,12 @@ def searched(postgres_url: str) -> Iterator[Searched]:
 @pytest.fixture
 def by_index_alone(searched: Searched) -> Iterator[Searched]:
     """Without an index on the field, and kept from reading so small a table whole."""
-    with searched.engine.begin() as connection:
-        name = connection.execute(text("SELECT quote_ident(current_database())")).scalar_one()
-        connection.execute(text(f"ALTER DATABASE {name} SET enable_seqscan = off"))
-        connection.execute(text(f"ALTER DATABASE {name} SET enable_sort = off"))
+    name = execute(searched.engine, "SELECT quote_ident(current_database())").scalar_one()
+    execute(searched.engine, f"ALTER DATABASE {name} SET enable_seqscan = off")
+    execute(searched.engine, f"ALTER DATABASE {name} SET enable_sort = off")
     searched.engine.dispose()
     yield searched
-    with searched.engine.begin() as connection:
-        connection.execute(text(f"ALTER DATABASE {name} RESET ALL"))
+    execute(searched.engine, f"ALTER DATABASE {name} RESET ALL")
     searched.engine.dispose()
 
 
@@ -87,9 +86,8 @@ def test_the_vectors_index_goes_on_until_enough_rows_fit(by_index_alone: Searche
 
 
 def test_when_the_index_gives_up_the_search_is_repeated_exactly_and_says_so(by_index_alone: Searched) -> None:
-    with by_index_alone.engine.begin() as connection:
-        name = connection.execute(text("SELECT quote_ident(current_database())")).scalar_one()
-        connection.execute(text(f"ALTER DATABASE {name} SET hnsw.max_scan_tuples = 200"))
+    name = execute(by_index_alone.engine, "SELECT quote_ident(current_database())").scalar_one()
+    execute(by_index_alone.engine, f"ALTER DATABASE {name} SET hnsw.max_scan_tuples = 200")
     by_index_alone.engine.dispose()
     query = by_index_alone.vectors[3]
     found = by_index_alone.search(query, condition=parse_filter({"shelf": 7}))
@@ -164,14 +162,12 @@ def test_words_are_searched_within_a_filter(searched: Searched) -> None:
     assert found.matches
     for match in found.matches:
         assert match.metadata["lang"] == "de"
-    with searched.engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.collections SET keep_text = false"))
+    execute(searched.engine, "UPDATE vectormill.collections SET keep_text = false")
     try:
         with pytest.raises(TextsNotKept, match="--keep-text"):
             searched.search(mode="text", words="harbour")
     finally:
-        with searched.engine.begin() as connection:
-            connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
+        execute(searched.engine, "UPDATE vectormill.collections SET keep_text = true")
 
 
 def test_every_document_gives_its_best_passage_and_there_are_as_many_as_were_asked_for(

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.search_pool import SearchPool
+from tests.database import ask
 from tests.protocol import SPEC, claim_next, complete, make_items, submit, vector_of
 from tests.searched import Searched, searched_collection
 from vectormill.collections.collection import Generation
@@ -93,9 +94,8 @@ def test_searches_of_one_statement_find_what_each_finds_alone(
 
 def test_a_filter_that_no_row_fits_finds_nothing_for_any(searched: Searched) -> None:
     searches = [(Search(condition=parse_filter({"lang": "fr"})), vector) for vector in searched.vectors[:3]]
-    with searched.engine.connect() as connection:
-        found = find_matches(connection, searched.generation(), searches)
-        assert found == find_alone(connection, searched.generation(), searches)
+    found = ask(searched.engine, find_matches, searched.generation(), searches)
+    assert found == ask(searched.engine, find_alone, searched.generation(), searches)
     assert [nearest.matches for nearest in found] == [[], [], []]
 
 
@@ -170,8 +170,7 @@ def test_a_large_table_without_an_index_is_read_for_one_search_at_a_time(searche
 def fill_small(engine: Engine, **options: Any) -> Generation:
     """40 rows of 8 dimensions without an index, and each of them a second time."""
     spec = replace(SPEC, **options)
-    with engine.begin() as connection:
-        keep_ranges(connection, spec, SMALL_RANGES)
+    ask(engine, keep_ranges, spec, SMALL_RANGES)
     submit(engine, ITEMS, collection="docs", spec=spec, chunk_max_items=len(ITEMS))
     complete(engine, claim_next(engine))
     with engine.begin() as connection:

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.api_server import api_client
+from tests.database import execute
 from tests.protocol import SPEC
 from vectormill.collections.collections import open_collection
 from vectormill.collections.generation_tables import upsert_rows
@@ -35,8 +36,7 @@ def table(engine: Engine, vectors: npt.NDArray[np.float32]) -> str:
         generation = open_collection(connection, "docs", SPEC)
         rows = make_rows(vectors, kind, None)
         upsert_rows(connection, generation.id, 1, items, rows, SPEC)
-    with engine.begin() as connection:
-        connection.execute(text(f"ANALYZE vectormill.{generation.table_name}"))
+    execute(engine, f"ANALYZE vectormill.{generation.table_name}")
     return generation.table_name
 
 
@@ -53,18 +53,11 @@ def search(client: httpx.Client, query: npt.NDArray[np.float32], limit: int) -> 
     return body
 
 
-def build_index(engine: Engine, table: str) -> None:
-    with engine.begin() as connection:
-        connection.execute(
-            text(f"CREATE INDEX ON vectormill.{table} USING hnsw (embedding halfvec_cosine_ops)")
-        )
-
-
 @pytest.mark.parametrize("limit", [LIMIT, 1000])  # 1,000 is the most that an index is told to keep in view
 def test_with_an_index_a_search_gives_as_many_rows_as_were_asked_for_in_the_order_of_an_exact_one(
     client: httpx.Client, engine: Engine, vectors: npt.NDArray[np.float32], table: str, limit: int
 ) -> None:
-    build_index(engine, table)
+    execute(engine, f"CREATE INDEX ON vectormill.{table} USING hnsw (embedding halfvec_cosine_ops)")
     with (
         engine.begin() as connection
     ):  # the planner may rightly read so small a table whole: it is kept from it
@@ -103,6 +96,6 @@ def test_an_index_serves_every_search_of_a_connection_and_not_only_the_first_one
     client: httpx.Client, engine: Engine, vectors: npt.NDArray[np.float32], table: str
 ) -> None:
     # A driver prepares a statement that comes often, and Postgres then may plan it once for every limit.
-    build_index(engine, table)
+    execute(engine, f"CREATE INDEX ON vectormill.{table} USING hnsw (embedding halfvec_cosine_ops)")
     lengths = {len(search(client, vectors[number], LIMIT)["data"]) for number in range(15)}  # type: ignore[arg-type]
     assert lengths == {LIMIT}

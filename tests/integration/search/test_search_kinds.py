@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, event
 
 from tests.api_server import api_client
+from tests.database import ask, execute
 from tests.protocol import SPEC, claim_next, complete, make_items, submit, vector_of
 from vectormill.client import Client
 from vectormill.collections.collections import find_generation
@@ -26,8 +27,7 @@ ITEMS = make_items(40)
 
 def fill(engine: Engine, **options: Any) -> None:
     spec = replace(SPEC, **options)
-    with engine.begin() as connection:
-        keep_ranges(connection, spec, RANGES)
+    ask(engine, keep_ranges, spec, RANGES)
     submit(engine, ITEMS, collection="docs", spec=spec, chunk_max_items=len(ITEMS))
     complete(engine, claim_next(engine))
 
@@ -72,9 +72,8 @@ def test_the_client_asks_many_queries_at_once_and_pages_through(engine: Engine) 
 
 def test_a_generation_that_is_removed_while_it_is_searched_is_said_so(engine: Engine) -> None:
     fill(engine)
-    with engine.begin() as connection:
-        generation = find_generation(connection, "docs")
-        connection.execute(text(f"DROP TABLE vectormill.{generation.table_name} CASCADE"))
+    generation = ask(engine, find_generation, "docs")
+    execute(engine, f"DROP TABLE vectormill.{generation.table_name} CASCADE")
     query = vector_of(ITEMS[0].text)
     with engine.connect() as connection, pytest.raises(Conflict, match="search again"):
         find_matches(connection, generation, [(Search(), query)])

@@ -9,6 +9,7 @@ from sqlalchemy import Engine
 
 from tests.api_server import api_client
 from tests.building import encode_all
+from tests.database import ask
 from tests.integration.collections.test_representations import SPARSE_ONLY, VECTORS_ONLY
 from tests.kinds import MANY, representations_of
 from tests.protocol import SPEC, submit
@@ -45,8 +46,7 @@ def searched(engine: Engine) -> Engine:
 
 
 def keep(engine: Engine, spec: EncodingSpec) -> None:
-    with engine.begin() as connection:
-        create_collection(connection, "docs", spec, CollectionOptions(keep_text=True), 100)
+    ask(engine, create_collection, "docs", spec, CollectionOptions(keep_text=True), 100)
     submit(engine, ITEMS, collection="docs", spec=spec, chunk_max_items=50)
     encode_all(engine)
 

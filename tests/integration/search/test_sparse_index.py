@@ -11,6 +11,7 @@ from sqlalchemy import Engine, text
 
 from indexer.indexing import build_indexes
 from tests.api_server import api_client
+from tests.database import ask
 from tests.indexed import indexes_of, start_run, wish
 from tests.kinds import MANY
 from tests.services import connected_engine, migrated_database
@@ -203,8 +204,7 @@ def test_other_searches_find_what_the_index_finds(weighed: Weighed) -> None:
 
 def test_without_the_index_all_rows_are_read_once_and_a_rebuild_counts_the_others(weighed: Weighed) -> None:
     engine, generation = weighed.engine, weighed.generation
-    with engine.connect() as connection:
-        assert find_record(connection, generation.id)[SPARSE]["num_unindexed"] == 0
+    assert ask(engine, find_record, generation.id)[SPARSE]["num_unindexed"] == 0
     wish(engine, index_policy="'none'")
     build_indexes(start_run(engine)[0], generation)
     assert indexes_of(engine, generation) == []
@@ -216,8 +216,7 @@ def test_without_the_index_all_rows_are_read_once_and_a_rebuild_counts_the_other
     assert found.num_rows_read == pytest.approx(NUM_ROWS, rel=0.2)
     wish(engine, index_policy="'auto'")
     build_indexes(start_run(engine)[0], generation)
-    with engine.connect() as connection:
-        record = find_record(connection, generation.id)
+    record = ask(engine, find_record, generation.id)
     assert record[SPARSE]["num_unindexed"] == NUM_LONG
     assert record["name"] != record[SPARSE]["name"]
     context, report = start_run(engine)

@@ -7,6 +7,7 @@ import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
+from tests.database import ask, execute
 from tests.protocol import make_items, submit
 from vectormill.domain.errors import SourceFailed
 from vectormill.jobs.item import Item
@@ -31,8 +32,7 @@ def read_all(reader: Reader) -> list[Item]:
 
 def make_collection(engine: Engine) -> None:
     submit(engine, make_items(1), collection="docs")
-    with engine.begin() as connection:
-        save_source(connection, "docs", Source(PUSH, {}))
+    ask(engine, save_source, "docs", Source(PUSH, {}))
 
 
 def test_a_push_is_read_part_by_part_in_its_order(place: SourcePlace, engine: Engine) -> None:
@@ -48,8 +48,7 @@ def test_a_push_is_read_part_by_part_in_its_order(place: SourcePlace, engine: En
     assert read_all(reader) == items
     assert reader.count_rows() == 9000
     assert find_runs(engine) == [("queued", {"is_complete": True, "num_parts": 3}, None, 3)]
-    with engine.begin() as connection:
-        connection.execute(text("DELETE FROM vectormill.run_parts WHERE seq = 2"))
+    execute(engine, "DELETE FROM vectormill.run_parts WHERE seq = 2")
     with pytest.raises(SourceFailed, match="Only 2 of 3 parts of the push arrived"):
         read_all(reader)
 
@@ -62,8 +61,7 @@ def lose_the_answer(engine: Engine, error: BaseException) -> None:
         driver = connection.connection.driver_connection
         assert driver is not None
         driver.commit()
-        with engine.begin() as other:
-            assert claim_run(other, "an indexer", 30.0) is not None
+        assert ask(engine, claim_run, "an indexer", 30.0) is not None
         raise error
 
 
@@ -105,8 +103,7 @@ def find_runs(engine: Engine) -> list[tuple[object, ...]]:
         SELECT state, options, error,
                (SELECT count(*) FROM vectormill.run_parts WHERE run_id = runs.id) FROM vectormill.runs
     """)
-    with engine.connect() as connection:
-        return [tuple(row) for row in connection.execute(statement)]
+    return [tuple(row) for row in execute(engine, statement)]
 
 
 def test_a_run_that_nothing_was_pushed_to_reads_nothing_rather_than_an_empty_source(
@@ -127,9 +124,8 @@ def test_a_push_whose_process_was_killed_fails_and_parts_that_were_read_are_remo
         writer.add(Item("a", b"text"))
         writer.finish()
     age = "UPDATE vectormill.runs SET updated_at = now() - interval '2 hours' WHERE state = 'uploading'"
-    with engine.begin() as connection:
-        connection.execute(text(age))
-        prune_pushes(connection, 3600)
+    execute(engine, age)
+    ask(engine, prune_pushes, 3600)
     assert sorted((state, parts) for state, _, _, parts in find_runs(engine)) == [
         ("failed", 0),
         ("queued", 1),

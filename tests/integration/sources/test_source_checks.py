@@ -1,9 +1,7 @@
 """What a look at a source tells before a run relies on it."""
 
 import os
-import threading
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pyarrow.parquet
 import pytest
 from sqlalchemy import Engine
 
+from tests.http_server import QuietHandler, serving_http
 from tests.protocol import SPEC, make_items, submit
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, SourceFailed, SourceInterrupted
@@ -108,42 +107,25 @@ def test_no_file_is_read_from_where_a_server_redirects_to_a_place_of_secrets(
 ) -> None:
     asked: list[str] = []
 
-    class Redirecting(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Redirecting(QuietHandler):
+        def answer(self) -> None:
             host, port = self.connection.getsockname()[:2]
             asked.append(str(host))
-            body = b'{"key": "k", "text": "a secret"}\n'
             if host == "127.0.0.1":
-                self.send_response(302)
-                self.send_header("Location", f"http://127.0.0.2:{port}{self.path}")
-                body = b""
+                self.reply(302, headers={"Location": f"http://127.0.0.2:{port}{self.path}"})
             else:
-                self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET  # noqa: N815 - the name that http.server asks for
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
+                self.reply(200, b'{"key": "k", "text": "a secret"}\n')
 
     def refuse(written: str, *, allows_private: bool) -> str | None:
         return "secrets are told there." if written == "127.0.0.2" else None
 
     monkeypatch.setattr(files, "refuse_address", refuse)
     with (
-        ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as first,
-        ThreadingHTTPServer(("127.0.0.2", first.server_port), Redirecting) as second,
+        serving_http(Redirecting) as url,
+        serving_http(Redirecting, "127.0.0.2", int(url.rpartition(":")[2])),
+        pytest.raises(SourceFailed),
     ):
-        for server in (first, second):
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{first.server_port}/rows.jsonl"
-        with pytest.raises(SourceFailed):
-            list(open_source(Source(FILES, {"files": [url]}), place(engine)).read())
-        for server in (first, second):
-            server.shutdown()
+        list(open_source(Source(FILES, {"files": [f"{url}/rows.jsonl"]}), place(engine)).read())
     assert set(asked) == {"127.0.0.1"}
 
 

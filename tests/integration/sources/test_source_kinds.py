@@ -17,6 +17,7 @@ import pytest
 import zstandard
 from sqlalchemy import Engine, create_engine, text
 
+from tests.database import ask, execute
 from tests.protocol import make_items, submit
 from vectormill.domain.errors import SourceFailed
 from vectormill.jobs.item import Item, split_pair
@@ -156,16 +157,14 @@ def lay_parquet(world: World, rows: Rows) -> Laid:
 
 def lay_push(world: World, rows: Rows) -> Laid:
     submit(world.engine, make_items(1), collection="docs")
-    with world.engine.begin() as connection:
-        save_source(connection, "docs", Source(PUSH, {}))
+    ask(world.engine, save_source, "docs", Source(PUSH, {}))
     with PushWriter(world.engine, "docs", {}) as writer:
         for key, body in rows:
             writer.add(Item(key, body.encode(), b'{"lang":"de"}'))
         run_id = writer.finish()
 
     def destroy() -> None:
-        with world.engine.begin() as connection:
-            connection.execute(text("ALTER TABLE vectormill.run_parts RENAME TO away"))
+        execute(world.engine, "ALTER TABLE vectormill.run_parts RENAME TO away")
 
     return Laid(Source(PUSH, {}), world.place(run_id=run_id), destroy)
 
@@ -190,10 +189,7 @@ def lay_own_texts(world: World, rows: Rows) -> Laid:
         )
 
     def destroy() -> None:
-        with world.engine.begin() as connection:
-            connection.execute(
-                text(f"ALTER TABLE vectormill.generation_{generation}_attributes RENAME TO away")
-            )
+        execute(world.engine, f"ALTER TABLE vectormill.generation_{generation}_attributes RENAME TO away")
 
     return Laid(Source(OWN_TEXTS, {}), world.place(), destroy)
 
@@ -245,8 +241,7 @@ def test_every_kind_gives_the_same_rows_every_time_leaves_nothing_open_and_fails
     next(given_up)
     given_up.close()  # type: ignore[attr-defined]
     open_transactions = text("SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in%'")
-    with world.engine.connect() as connection:
-        assert connection.execute(open_transactions).scalar_one() == 0
+    assert execute(world.engine, open_transactions).scalar_one() == 0
     laid.destroy()
     with pytest.raises(SourceFailed) as failure:
         list(open_source(laid.source, laid.place).read())

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
+from tests.database import execute
 from tests.protocol import claim_next, complete, make_items, submit
 from vectormill.domain.errors import InvalidOption, SourceFailed, SourceInterrupted
 from vectormill.jobs.item import Item
@@ -107,8 +108,7 @@ def test_what_cannot_be_read_is_refused_with_its_reason(place: SourcePlace) -> N
     for query, said in cases:
         with pytest.raises(SourceFailed, match=said):
             read_all(open_query(place, query))
-        with place.engine.connect() as connection:
-            assert connection.execute(text("SELECT to_regclass('vectormill.jobs')")).scalar_one() is not None
+        assert execute(place.engine, "SELECT to_regclass('vectormill.jobs')").scalar_one() is not None
 
 
 ESCAPES = {
@@ -126,15 +126,13 @@ WAYS: dict[str, Callable[[SqlReader], object]] = {
 
 
 def test_no_way_of_asking_a_query_runs_a_second_statement(place: SourcePlace) -> None:
-    with place.engine.begin() as connection:
-        connection.execute(text("CREATE TABLE victim AS SELECT 1 AS a"))
+    execute(place.engine, "CREATE TABLE victim AS SELECT 1 AS a")
     for (way, ask), (escape, query), pages in product(WAYS.items(), ESCAPES.items(), (False, True)):
         reader = open_query(place, query, pages=pages)
         assert isinstance(reader, SqlReader)
         with pytest.raises(SourceFailed, match=r"cannot insert multiple commands|syntax error"):
             ask(reader)
-        with place.engine.connect() as connection:
-            found = connection.execute(text("SELECT to_regclass('victim')")).scalar_one()
+        found = execute(place.engine, "SELECT to_regclass('victim')").scalar_one()
         assert found == "victim", (way, escape, pages)
 
 
@@ -168,9 +166,8 @@ ARTICLES = """
 def test_pages_have_the_rows_of_the_query_in_the_order_of_their_keys(
     place: SourcePlace, type: str, made: str
 ) -> None:
-    with place.engine.begin() as connection:
-        connection.execute(text(ARTICLES.format(type=type)))
-        connection.execute(text(f"INSERT INTO articles SELECT {made} FROM generate_series(1, 700) AS n"))
+    execute(place.engine, ARTICLES.format(type=type))
+    execute(place.engine, f"INSERT INTO articles SELECT {made} FROM generate_series(1, 700) AS n")
     paged, whole = (
         open_query(place, "SELECT * FROM articles -- all", metadata=["lang"], pages=pages)
         for pages in (True, False)
@@ -178,12 +175,9 @@ def test_pages_have_the_rows_of_the_query_in_the_order_of_their_keys(
     items = read_all(paged)
     assert len(items) == 700
     assert {item.key: item for item in items} == {item.key: item for item in read_all(whole)}
-    with place.engine.connect() as connection:
-        ordered = (
-            connection.execute(text("SELECT CAST(id AS text) FROM articles ORDER BY articles.id"))
-            .scalars()
-            .all()
-        )
+    ordered = (
+        execute(place.engine, "SELECT CAST(id AS text) FROM articles ORDER BY articles.id").scalars().all()
+    )
     assert [item.key for item in items] == ordered
 
 
@@ -196,15 +190,13 @@ HELD_BACK = text("""
 
 
 def test_nothing_is_held_back_between_two_pages(place: SourcePlace) -> None:
-    with place.engine.begin() as connection:
-        connection.execute(
-            text("CREATE TABLE articles AS SELECT n AS id, 'x' AS body FROM generate_series(1, 600) AS n")
-        )
+    execute(
+        place.engine, "CREATE TABLE articles AS SELECT n AS id, 'x' AS body FROM generate_series(1, 600) AS n"
+    )
     for pages, num_held in ((True, 0), (False, 1)):
         batches = open_query(place, "SELECT * FROM articles", pages=pages).read()
         assert len(next(batches)) == 256
-        with place.engine.connect() as connection:
-            assert connection.execute(HELD_BACK).scalar_one() == num_held
+        assert execute(place.engine, HELD_BACK).scalar_one() == num_held
         assert sum(map(len, batches)) == 344
 
 
@@ -233,24 +225,21 @@ def test_a_query_that_would_be_sorted_for_each_page_is_refused(
     place: SourcePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vectormill.sources.sql.MOST_SORTED_ROWS", 500)
-    with place.engine.begin() as connection:
-        connection.execute(text(NUMBERS.format(count=10_000)))
-        connection.execute(text("ANALYZE articles"))
+    execute(place.engine, NUMBERS.format(count=10_000))
+    execute(place.engine, "ANALYZE articles")
     paged = open_query(place, "SELECT * FROM articles", pages=True)
     with pytest.raises(
         SourceFailed, match=r"would sort about .* rows for each page: the query needs an index by 'id'"
     ):
         read_all(paged)
-    with place.engine.begin() as connection:
-        connection.execute(text("CREATE INDEX ON articles (id)"))
+    execute(place.engine, "CREATE INDEX ON articles (id)")
     assert len(read_all(paged)) == 10_000
 
 
 def test_a_source_is_asked_for_keys_of_any_form(place: SourcePlace) -> None:
-    with place.engine.begin() as connection:
-        connection.execute(
-            text("CREATE TABLE articles AS SELECT n AS id, 'x' AS body FROM generate_series(1, 9) AS n")
-        )
+    execute(
+        place.engine, "CREATE TABLE articles AS SELECT n AS id, 'x' AS body FROM generate_series(1, 9) AS n"
+    )
     source = Source(SQL, {"query": "SELECT * FROM articles;", **QUERY, "pages": True})
     asked = {"1", "9", "10", "007", "no number", 'a "quoted" \\ key', "99999999999999999999", "1#0"}
     assert find_present(source, place, asked) == {"1", "9"}
@@ -368,8 +357,7 @@ def test_what_is_kept_here_may_be_read_again_when_postgres_was_lost(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, source: Source, step: str
 ) -> None:
     make_collection(engine)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
+    execute(engine, "UPDATE vectormill.collections SET keep_text = true")
 
     def lose(*arguments: object, **named: object) -> None:
         raise psycopg.OperationalError("the connection is lost")
@@ -395,8 +383,7 @@ def test_a_collection_that_keeps_its_texts_gives_its_rows_as_they_are(
 ) -> None:
     make_collection(engine)
     complete(engine, claim_next(engine))
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
+    execute(engine, "UPDATE vectormill.collections SET keep_text = true")
     with pytest.raises(SourceFailed, match="no text for 'k0', which was written before"):
         read_all(open_source(Source(OWN_TEXTS, {}), place))
     items = [Item(f"k{number:03}", f"text {number}".encode(), b'{"n":%d}' % number) for number in range(300)]
@@ -429,7 +416,6 @@ def test_a_collection_that_is_removed_while_its_texts_are_read_ends_the_reading(
         )
     batches = open_source(Source(OWN_TEXTS, {}), place).read()
     assert next(batches)[0] == Item("k1", b"a text", place=1)
-    with engine.begin() as connection:
-        connection.execute(text(f"DROP TABLE {table} CASCADE"))
+    execute(engine, f"DROP TABLE {table} CASCADE")
     with pytest.raises(SourceFailed, match="'docs' was deleted or got a new generation"):
         list(batches)

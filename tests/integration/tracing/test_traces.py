@@ -18,6 +18,7 @@ from sqlalchemy import Engine, text
 
 from scheduler.dispatcher import Dispatcher
 from tests.api_server import api_client, encode_waiting, encoding_meanwhile, many, submit
+from tests.database import execute
 from tests.indexers import ListedSource, await_run, indexing, make_collection, row, start_run
 from tests.protocol import SPEC, dispatch_all, make_items, register_worker, vector_of
 from tests.protocol import submit as submit_items
@@ -98,8 +99,7 @@ def prompt() -> PromptEngine:
 
 def encode_all(engine: Engine, prompt: PromptEngine) -> list[dict[str, Any]]:
     """As a worker does, chunk by chunk; what Flower would show of each."""
-    with engine.connect() as connection:
-        model = connection.execute(FIND_MODEL).scalar_one()
+    model = execute(engine, FIND_MODEL).scalar_one()
     identity = WorkerIdentity("fake-cpu0@test", uuid4(), uuid4(), model, slots=4)
     keeper = LeaseKeeper(engine, identity, dict, heartbeat_seconds=1, lease_seconds=30)
     keeper.start()
@@ -203,8 +203,7 @@ def test_without_a_collector_nothing_is_recorded(engine: Engine, prompt: PromptE
     with api_client(engine) as http:
         submit_within(http)
     encode_all(engine, prompt)
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT traceparent FROM vectormill.jobs")).scalar_one() is None
+    assert execute(engine, "SELECT traceparent FROM vectormill.jobs").scalar_one() is None
     assert "trace_id" not in prompt.known[0]
 
 
@@ -298,6 +297,5 @@ def test_a_run_is_a_trace_of_its_phases_and_the_chunks_of_its_job_are_in_it(
     )
     phases = {span.name: span for span in traced.spans if span.parent_id == run.span_id}
     assert {"reading", "comparing", "encoding"} <= set(phases)
-    with engine.connect() as connection:
-        traceparent = connection.execute(text("SELECT traceparent FROM vectormill.jobs")).scalar_one()
+    traceparent = execute(engine, "SELECT traceparent FROM vectormill.jobs").scalar_one()
     assert traceparent.startswith(f"00-{run.trace_id}-{phases['encoding'].span_id}-")

@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import Engine, text
 
+from tests.database import ask, execute
 from tests.protocol import (
     SPEC,
     claim_next,
@@ -52,31 +53,25 @@ def finish_without_a_vector(engine: Engine) -> None:
 
 
 def cancel(engine: Engine) -> None:
-    with engine.begin() as connection:
-        cancel_job(connection, job_id_of(engine))
+    ask(engine, cancel_job, job_id_of(engine))
 
 
 def cancel_under_a_worker(engine: Engine) -> None:
     claimed = claim_next(engine)
     cancel(engine)
-    with engine.begin() as connection:
-        cancel_chunk(connection, claimed)
+    ask(engine, cancel_chunk, claimed)
 
 
 def cancel_under_a_worker_that_is_lost(engine: Engine) -> None:
     claimed = claim_next(engine)
     cancel(engine)
-    with engine.begin() as connection:
-        release_chunk(connection, claimed, "lost", is_counted=True)
-    with engine.begin() as connection:
-        end_cancelled_jobs(connection)
+    ask(engine, release_chunk, claimed, "lost", is_counted=True)
+    ask(engine, end_cancelled_jobs)
 
 
 def lose_the_finisher(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.jobs SET num_open_chunks = 0, num_done = num_items"))
-    with engine.begin() as connection:
-        end_finished_jobs(connection)
+    execute(engine, "UPDATE vectormill.jobs SET num_open_chunks = 0, num_done = num_items")
+    ask(engine, end_finished_jobs)
 
 
 def take_the_collection(engine: Engine) -> None:
@@ -135,8 +130,7 @@ def test_a_retried_job_ends_twice(engine: Engine) -> None:
     webhook, _ = make_webhook(engine)
     job = submit(engine, make_items(4))
     finish_with_an_error(engine)
-    with engine.begin() as connection:
-        retry_job(connection, job.id)
+    ask(engine, retry_job, job.id)
     finish(engine)
     assert [event["type"] for event in events_of(engine, webhook)] == [
         "job.completed_with_errors",
@@ -186,8 +180,7 @@ def test_jobs_that_nobody_submitted_say_nothing(engine: Engine) -> None:
             writer.finish()
         finish(engine)
     submit(engine, make_items(4))
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.jobs SET twin_of = :id"), {"id": uuid4()})
+    execute(engine, "UPDATE vectormill.jobs SET twin_of = :id", id=uuid4())
     finish(engine)
     assert events_of(engine, webhook) == []
 
@@ -222,9 +215,8 @@ def test_a_run_that_ends_or_is_held_leaves_one_event(engine: Engine) -> None:
         cancel_run(connection, run_id)  # which is held
     for state in ("failed", "skipped"):  # which never began
         make_run(engine, state=state, error="why")
-    with engine.begin() as connection:
-        assert create_run(connection, "docs", REINDEX, state="uploading") is not None
-        prune_pushes(connection, -1.0)
+    assert ask(engine, create_run, "docs", REINDEX, state="uploading") is not None
+    ask(engine, prune_pushes, -1.0)
     assert [event["type"] for event in events_of(engine, webhook)] == [
         f"run.{state}" for state in (*told, "cancelled", "failed", "skipped", "failed")
     ]
@@ -237,6 +229,5 @@ def test_triggers_fire_for_the_states_that_the_table_of_events_names(engine: Eng
     for table, states in (("jobs", ALL_JOB_STATES), ("runs", RUN_STATES)):
         for state in states:
             for each in ("uploading", state):  # from another state, in a transaction of its own
-                with engine.begin() as connection:
-                    connection.execute(text(f"UPDATE vectormill.{table} SET state = :state"), {"state": each})
+                execute(engine, f"UPDATE vectormill.{table} SET state = :state", state=each)
     assert sorted(event["type"] for event in events_of(engine, webhook)) == sorted(EVENTS)

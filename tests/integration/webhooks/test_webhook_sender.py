@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from scheduler.webhooks import MOST_OF_ONE, WebhookSender
+from tests.database import ask, execute
 from tests.protocol import claim_next, complete, make_items, submit
 from tests.waiting import wait_for
 from tests.webhook_receiver import Receiver, receiving
@@ -65,13 +66,7 @@ Claimed = tuple[Lease, Posting]
 
 
 def claim(engine: Engine, lease_seconds: float = 60) -> list[Claimed]:
-    with engine.begin() as connection:
-        return claim_deliveries(connection, {}, owner="test", most=4, room=100, lease_seconds=lease_seconds)
-
-
-def record(engine: Engine, claimed: Claimed, reply: Reply, pause: float | None) -> bool:
-    with engine.begin() as connection:
-        return record_reply(connection, *claimed, reply, pause)
+    return ask(engine, claim_deliveries, {}, owner="test", most=4, room=100, lease_seconds=lease_seconds)
 
 
 def test_the_end_of_a_job_reaches_a_receiver_that_checks_its_signature(
@@ -171,10 +166,9 @@ def test_days_without_a_success_disable_a_webhook_and_what_waited_can_be_replaye
     end_job(engine, "a")
     end_job(engine, "b")
     first, second = claim(engine)
-    assert not record(engine, first, Reply(500), 5)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.webhooks SET failing_since = now() - interval '6 days'"))
-    assert record(engine, second, Reply(None, "No answer."), 5)
+    assert not ask(engine, record_reply, *first, Reply(500), 5)
+    execute(engine, "UPDATE vectormill.webhooks SET failing_since = now() - interval '6 days'")
+    assert ask(engine, record_reply, *second, Reply(None, "No answer."), 5)
     found = look_at(engine, webhook)
     assert (found.is_enabled, found.num_failed) == (False, 2)
     assert "for 5 days; the last error was: No answer." in (found.disabled_reason or "")
@@ -190,13 +184,11 @@ def test_days_without_a_success_disable_a_webhook_and_what_waited_can_be_replaye
 def test_while_a_secret_is_rotated_both_are_believed_and_then_the_new_one_alone(engine: Engine) -> None:
     webhook, former = make_webhook(engine)
     newest = make_secret()
-    with engine.begin() as connection:
-        rotate_secret(connection, webhook, newest, 3600)
+    ask(engine, rotate_secret, webhook, newest, 3600)
     end_job(engine)
     ((_, posting),) = claim(engine, lease_seconds=0)
     assert posting.secrets == [newest, former]
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.webhooks SET former_secret_until = now()"))
+    execute(engine, "UPDATE vectormill.webhooks SET former_secret_until = now()")
     ((_, posting),) = claim(engine)
     assert posting.secrets == [newest]
 
@@ -206,21 +198,19 @@ def test_deliveries_are_pruned_when_they_ended_and_their_time_is_over(engine: En
     for prefix in "abc":
         end_job(engine, prefix)
     for claimed in claim(engine)[:2]:
-        record(engine, claimed, Reply(200), None)
-    with engine.begin() as connection:
-        assert prune_deliveries(connection, 3600, 100) == 0
-        assert prune_deliveries(connection, -1, 1) == 1
-        assert prune_deliveries(connection, -1, 100) == 1
-        assert prune_deliveries(connection, -1, 100) == 0
+        ask(engine, record_reply, *claimed, Reply(200), None)
+    assert ask(engine, prune_deliveries, 3600, 100) == 0
+    assert ask(engine, prune_deliveries, -1, 1) == 1
+    assert ask(engine, prune_deliveries, -1, 100) == 1
+    assert ask(engine, prune_deliveries, -1, 100) == 0
     assert [each.state for each in deliveries_of(engine, webhook)] == ["pending"]
 
 
 def test_an_event_outlives_its_job(engine: Engine) -> None:
     webhook, _ = make_webhook(engine)
     job = end_job(engine)
-    with engine.begin() as connection:
-        discard_job(connection, job.id)
-        connection.execute(text("DELETE FROM vectormill.jobs"))
+    ask(engine, discard_job, job.id)
+    execute(engine, "DELETE FROM vectormill.jobs")
     assert len(claim(engine)) == 1
     assert look_at(engine, webhook).is_enabled
 
@@ -230,15 +220,13 @@ def test_a_failure_after_weeks_of_silence_is_the_first_again(engine: Engine) -> 
     end_job(engine, "a")
     end_job(engine, "b")
     first, second = claim(engine)
-    record(engine, first, Reply(500), None)
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE vectormill.webhooks SET failing_since = failing_since - interval '30 days', "
-                "last_failed_at = last_failed_at - interval '29 days'"
-            )
-        )
-    assert not record(engine, second, Reply(503), 5)
+    ask(engine, record_reply, *first, Reply(500), None)
+    execute(
+        engine,
+        "UPDATE vectormill.webhooks SET failing_since = failing_since - interval '30 days', "
+        "last_failed_at = last_failed_at - interval '29 days'",
+    )
+    assert not ask(engine, record_reply, *second, Reply(503), 5)
     found = look_at(engine, webhook)
     assert found.is_enabled
     assert [each.id for each in deliveries_of(engine, webhook, "pending")] == [second[0].key]

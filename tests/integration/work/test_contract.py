@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
+from tests.database import ask, execute
 from tests.former import extract_release, former_process
 from tests.work_users import USERS, ChunksToStorage, Claimed, Deliveries, Inputs, Outputs, Runs, User
 from vectormill.db.session import make_engine
@@ -58,8 +59,7 @@ def row_of(engine: Engine, user: User) -> Any:
                {work.available_at} AS available_at, now() AS asked_at
           FROM {work.table}
     """)
-    with engine.connect() as connection:
-        return connection.execute(statement).one()
+    return execute(engine, statement).one()
 
 
 def state_of(engine: Engine, user: User) -> str:
@@ -75,8 +75,7 @@ def look(engine: Engine, user: User) -> tuple[Any, Any]:
 
 
 def claim(engine: Engine, user: User, lease_seconds: float = 30) -> Claimed:
-    with engine.begin() as connection:
-        claimed = user.claim(connection, lease_seconds)
+    claimed = ask(engine, user.claim, lease_seconds)
     assert claimed is not None
     return claimed
 
@@ -91,13 +90,11 @@ def is_free(engine: Engine, user: User) -> bool:
 def expire(engine: Engine, user: User) -> None:
     """As if leases and pauses were over."""
     make_available(engine, user, "now()")
-    with engine.begin() as connection:
-        connection.execute(text(f"UPDATE {user.work.table} SET lease_until = now()"))
+    execute(engine, f"UPDATE {user.work.table} SET lease_until = now()")
 
 
 def make_available(engine: Engine, user: User, moment: str) -> None:
-    with engine.begin() as connection:
-        connection.execute(text(f"UPDATE {user.work.table} SET {user.work.available_at} = {moment}"))
+    execute(engine, f"UPDATE {user.work.table} SET {user.work.available_at} = {moment}")
 
 
 def clean(engine: Engine, user: User) -> None:
@@ -164,8 +161,7 @@ def test_a_lease_that_is_renewed_in_time_is_kept(engine: Engine, user: User) -> 
     user.make(engine)
     lease, _ = claim(engine, user)
     expire(engine, user)
-    with engine.begin() as connection:
-        lease.keep(connection)
+    ask(engine, lease.keep)
     assert not is_free(engine, user)
 
 
@@ -178,8 +174,7 @@ def test_a_renewal_from_beside_the_work_waits_for_no_transaction(engine: Engine,
             beside.execute(text("SET LOCAL lock_timeout = '1s'"))
             assert lease.renew(beside) == lease.state
     expire(engine, user)
-    with engine.begin() as connection:
-        lease.renew(connection)
+    ask(engine, lease.renew)
     assert not is_free(engine, user)
 
 

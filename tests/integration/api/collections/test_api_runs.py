@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from tests.api_server import api_client, assert_problem, encoding_meanwhile
+from tests.database import execute
 from tests.indexers import ListedSource, indexing, make_collection, start_run
 from tests.protocol import make_items
 from vectormill.cli.app import main
@@ -19,8 +20,7 @@ from vectormill.runs.run import RunCounts
 @pytest.fixture
 def http(engine: Engine) -> Iterator[httpx.Client]:
     make_collection(engine)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
+    execute(engine, "UPDATE vectormill.collections SET keep_text = true")
     with api_client(engine) as http:
         yield http
 

@@ -9,6 +9,7 @@ from sqlalchemy import Engine, text
 
 from scheduler.schedules import fire_due_schedules
 from tests.api_server import api_client, assert_problem
+from tests.database import execute
 from tests.schedules import make_collection, make_due, make_schedule
 from vectormill.cli.app import main
 from vectormill.client import Client
@@ -181,9 +182,8 @@ def test_the_command_line_makes_shows_and_deletes_a_schedule(run: Run) -> None:
 
 
 def test_a_schedule_is_made_with_its_source_in_one_command(engine: Engine, client: Client, run: Run) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE public.articles (id bigint, body text)"))
-        connection.execute(text("INSERT INTO articles VALUES (1, 'one')"))
+    execute(engine, "CREATE TABLE public.articles (id bigint, body text)")
+    execute(engine, "INSERT INTO articles VALUES (1, 'one')")
     query = "SELECT id, body FROM articles"
     source = ("--source", query, "--key", "id", "--text", "body")
     said = run("schedules", "create", "docs", "--cron", "@daily", *source)

@@ -18,6 +18,7 @@ from tests.api_server import (
     many,
     submit,
 )
+from tests.database import ask
 from tests.protocol import vector_of
 from tests.queries import listening
 from vectormill.broker.queries import name_space
@@ -128,8 +129,7 @@ def test_a_query_gets_the_prompt_that_its_model_has_for_queries(
 def test_a_search_that_takes_too_long_is_ended_and_says_what_helps(
     client: httpx.Client, engine: Engine
 ) -> None:
-    with engine.connect() as connection:
-        table = find_generation(connection, "docs").table_name
+    table = ask(engine, find_generation, "docs").table_name
     # Whoever reads the table waits for us.
     with engine.begin() as connection, api_client(engine, search_timeout_seconds=0.3) as impatient:
         connection.execute(text(f"LOCK TABLE vectormill.{table} IN ACCESS EXCLUSIVE MODE"))

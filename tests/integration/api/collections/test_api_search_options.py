@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from tests.api_server import (
     JSON,
@@ -15,6 +15,7 @@ from tests.api_server import (
     encode_waiting,
     submit,
 )
+from tests.database import execute
 from tests.protocol import vector_of
 from tests.queries import listening
 from vectormill.collections.collections import find_generation
@@ -37,8 +38,7 @@ def client(engine: Engine, redis_url: str) -> Iterator[httpx.Client]:
         ]
         submit(client, [{"key": "first", "text": "first"}], collection="docs")
         encode_waiting(engine)
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
+        execute(engine, "UPDATE vectormill.collections SET keep_text = true")
         submit(client, items, collection="docs")
         encode_waiting(engine)
         yield client
@@ -90,8 +90,7 @@ def test_words_need_no_worker_and_both_rankings_are_told_apart(
 def test_a_collection_without_texts_says_what_a_search_by_words_needs(
     client: httpx.Client, engine: Engine
 ) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.collections SET keep_text = false"))
+    execute(engine, "UPDATE vectormill.collections SET keep_text = false")
     answer = client.post(SEARCH, json={"text": "pie", "mode": "text"})
     assert_problem(answer, 409, "texts-not-kept", "--keep-text")
 

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 
 from tests.api_server import NDJSON, api_client, assert_problem, delete, lines, many
 from tests.commands import run
+from tests.database import ask, execute
 from tests.kinds import SCORES
 from tests.protocol import make_items, submit
 from tests.waiting import wait_for
@@ -46,8 +47,7 @@ def client(api: httpx.Client) -> Iterator[Client]:
 
 
 def count(engine: Engine, table: str) -> int:
-    with engine.connect() as connection:
-        return int(connection.execute(text(f"SELECT count(*) FROM vectormill.{table}")).scalar_one())
+    return int(execute(engine, f"SELECT count(*) FROM vectormill.{table}").scalar_one())
 
 
 def test_a_source_is_looked_at_kept_shown_and_deleted(client: Client, engine: Engine) -> None:
@@ -119,8 +119,7 @@ def test_a_collection_that_is_not_there_has_no_source(api: httpx.Client) -> None
 def test_an_api_that_others_reach_reads_no_files_of_its_own_machine(engine: Engine, tmp_path: Path) -> None:
     submit(engine, make_items(1), collection="docs")
     secret = make_secret()
-    with engine.begin() as connection:
-        create_key(connection, "admin", secret, "admin", None)
+    ask(engine, create_key, "admin", secret, "admin", None)
     headers = {"Authorization": f"Bearer {secret}"}
     local = [
         {"kind": "files", "options": {"files": ["/proc/self/environ"], "format": "tsv"}},
@@ -170,8 +169,7 @@ def test_what_is_pushed_waits_for_an_indexer_as_a_run(client: Client, engine: En
     assert (pushed["num_items"], pushed["is_complete"]) == (6000, True)
     found = read_push(engine, pushed["run"])
     assert found == [Item(f"k{n}", b"x" * 50, b'{"a":1,"b":%d}' % n) for n in range(6000)]
-    with engine.connect() as connection:
-        run = connection.execute(text("SELECT kind, state, options FROM vectormill.runs")).one()
+    run = execute(engine, "SELECT kind, state, options FROM vectormill.runs").one()
     assert tuple(run) == ("reindex", "queued", {"num_parts": 2, "is_complete": True})
 
 
@@ -189,8 +187,7 @@ def test_a_push_that_is_refused_leaves_a_failed_run_and_nothing_else(
 ) -> None:
     client.set_source("docs", "push")
     assert_problem(api.post("/v1/collections/docs/push", content=content, headers=NDJSON), status, code)
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT state FROM vectormill.runs")).scalar_one() == "failed"
+    assert execute(engine, "SELECT state FROM vectormill.runs").scalar_one() == "failed"
     assert count(engine, "run_parts") == 0
 
 
@@ -207,8 +204,7 @@ def test_a_push_whose_connection_breaks_leaves_a_failed_run_and_no_parts(
         connection.sendall(head.encode() + b"%x\r\n" % len(block) + block + b"\r\n")
         wait_for(lambda: count(engine, "run_parts") > 0)
     wait_for(lambda: count(engine, "run_parts") == 0)
-    with engine.connect() as connection:
-        assert connection.execute(text("SELECT state FROM vectormill.runs")).scalar_one() == "failed"
+    assert execute(engine, "SELECT state FROM vectormill.runs").scalar_one() == "failed"
 
 
 def test_pairs_are_pushed_to_a_collection_of_scores_and_to_no_other(
@@ -292,8 +288,7 @@ def test_the_command_line_sets_shows_checks_deletes_and_pushes(
 @pytest.fixture
 def papers(engine: Engine, api: httpx.Client) -> None:
     """A table that the source of the collection is a query of."""
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE public.papers (id bigint, body text)"))
+    execute(engine, "CREATE TABLE public.papers (id bigint, body text)")
     options = {"query": "SELECT id, body FROM papers", "key": "id", "text": "body"}
     assert api.put(PATH, json={"kind": "sql", "options": options}).status_code == 200
 
@@ -307,8 +302,7 @@ def test_a_table_is_followed_looked_at_and_let_go(engine: Engine, api: httpx.Cli
             "id",
             0,
         )
-        with engine.begin() as connection:
-            connection.execute(text("INSERT INTO papers VALUES (1, 'one'), (2, 'two')"))
+        execute(engine, "INSERT INTO papers VALUES (1, 'one'), (2, 'two')")
         assert client.following("docs")["waiting_changes"] == 2
         assert client.unfollow("docs") == {
             "collection": "docs", "table": None, "key_column": None, "waiting_changes": 0, "lag_seconds": 0.0
@@ -322,8 +316,7 @@ def test_what_cannot_be_followed_is_a_problem(engine: Engine, api: httpx.Client,
     assert_problem(api.post(path, json={"key_column": "x"}), 422, "invalid-option", "no column 'x'")
     assert_problem(api.post(path, json={"tables": "x"}), 422, "invalid-request", "unknown field `tables`")
     assert_problem(api.get("/v1/collections/none/source/following"), 404, "collection-not-found")
-    with engine.begin() as connection:
-        connection.execute(text("DELETE FROM vectormill.sources"))
+    execute(engine, "DELETE FROM vectormill.sources")
     assert_problem(api.post(path, json={}), 404, "source-not-found")
 
 
