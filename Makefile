@@ -21,8 +21,11 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 # The 15 slowest tests are listed at the end. A test process that dies ends the run: xdist would start another and then
 # wait for ever for the tests of the dead one. `make test-again` runs them.
 PARALLEL := --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=15
-# Slow tests first, so that no process is still busy with a long file when the others have finished.
+# Dear tests first, so that no process is still busy with a long file when the others have finished. Those of the core are
+# put in order by what docs/core.tsv says of them.
 DEAREST_FIRST := tests/acceptance tests/integration tests/integrations tests/contract tests/unit tests/architecture tests/docs
+# Further flags of `make test-tail`, for example TAIL_FLAGS=--require-browser, with which tests of the console fail without a Chromium.
+TAIL_FLAGS ?=
 SOAK_SECONDS ?= 600
 # Further flags of `docker build` for `make release`, for example IMAGE_FLAGS='--build-arg TORCH_INDEX_URL=https://…'.
 IMAGE_FLAGS ?=
@@ -49,11 +52,11 @@ run: $(STAMP) ## The main job: encode every docstring of the standard library an
 up: $(STAMP) ## Start every process on this machine in the foreground; Ctrl-C stops them all
 	@$(BIN)/vectormill up
 
-test: lint ## For every change: lint and the core tests, which find most faults (10 to 17 minutes on two cores)
-	$(PYTEST) $(PARALLEL) $(DEAREST_FIRST)
+test: lint ## For every change: lint and the core, the cheapest tests found that kill every mutant and run every line (decision 0052)
+	$(PYTEST) $(PARALLEL) -m core $(DEAREST_FIRST)
 
-test-tail: setup ## What CI runs after make test: slow tests that seldom find a fault (decision 0052)
-	$(PYTEST) $(PARALLEL) -m 'tail and not slow' $(DEAREST_FIRST)
+test-tail: setup ## What CI runs after make test: all other tests but the slow ones, those of a running service and of the console too
+	$(PYTEST) $(PARALLEL) -m 'not core and not slow' $(TAIL_FLAGS) tests/blackbox tests/browser $(DEAREST_FIRST)
 
 test-again: setup ## Run what failed in the last run, or was not reached since a test process died, again, one by one
 	$(PYTEST) -m '' --last-failed --last-failed-no-failures=none tests
@@ -68,18 +71,16 @@ test-images: setup ## Build both images and run docker-compose.yml: use, kill, u
 	$(PYTEST) -m '' tests/images
 
 test-all: lint ## Before a release: core, tail and slow tests: a minute of chaos, outages, an old release next to a new one
-	$(PYTEST) $(PARALLEL) -m '' $(DEAREST_FIRST)
-	$(PYTEST) tests/blackbox
-	$(PYTEST) tests/browser
+	$(PYTEST) $(PARALLEL) -m '' tests/blackbox tests/browser $(DEAREST_FIRST)
 
 soak: setup ## Kill and stop processes at random under load for ten minutes (SOAK_SECONDS=3600 for an hour)
 	$(PYTEST) -m '' tests/acceptance/test_chaos.py --soak-seconds=$(SOAK_SECONDS)
 
-mutants: setup ## Remove essential lines, one at a time, and show which test fails for each (about ten minutes)
-	$(BIN)/python -m tests.mutants --jobs 2
+mutants: setup ## Remove essential lines, one at a time, and show which test fails for each (about twenty minutes)
+	$(BIN)/python -m tests.core mutants
 
 check: lint ## Before every commit: format, lint, types, import contracts, fast tests (a minute or two)
-	$(PYTEST) tests/unit tests/architecture tests/docs
+	$(PYTEST) -m core tests/unit tests/architecture tests/docs
 	@$(BIN)/python -m tests.architecture.tree
 
 lint: setup

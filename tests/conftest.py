@@ -5,13 +5,13 @@ Kernels and precision depend on its features, so a failure on one kind of machin
 
 import gc
 import os
-import re
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.completeness import Completeness
+from tests.core.table import count_by_file, read_table
 from worker.devices.detect import PROCESSOR_FEATURES, detect_inventory
 from worker.devices.device import split_processor
 from worker.encoder.choice import choose_precision
@@ -25,9 +25,8 @@ settings.load_profile("untimed")
 # These variables make torch and oneDNN behave as on a lesser processor.
 MASKS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 
-# A module-level mark, on one line or several, that makes the whole file part of the tail.
-LEFT_OUT = re.compile(r"^pytestmark = (?:.*|\[\n(?: .*\n)*)pytest\.mark\.(?:tail|slow)\b", re.MULTILINE)
-CORE = "not tail and not slow"
+CORE = read_table()
+CORE_FILES = count_by_file(CORE.values())
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,9 +39,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out, before any process imports them, files of which the core runs no test."""
-    if collection_path.suffix != ".py" or config.option.markexpr != CORE:
+    if collection_path.suffix != ".py" or config.option.markexpr != "core":
         return None
-    return bool(LEFT_OUT.search(collection_path.read_text(encoding="utf-8"))) or None
+    return collection_path.relative_to(config.rootpath).as_posix() not in CORE_FILES or None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of the core, and if only they are run, put the dearest files first.
+
+    So no process is still busy with a long file when the others have finished.
+    """
+    for item in items:
+        if item.nodeid in CORE and item.get_closest_marker("slow") is None:
+            item.add_marker("core")
+    if config.option.markexpr == "core":
+        items.sort(key=lambda item: CORE_FILES[item.nodeid.partition("::")[0]], reverse=True)
 
 
 def pytest_collection_finish() -> None:

@@ -10,7 +10,6 @@ import pytest
 from tests.acceptance.stack import Stack
 from vectormill.models.registry import DEFAULT_MODEL
 
-pytestmark = pytest.mark.tail
 
 # docs/POSTGRES.md, "Connections".
 BUDGET = {"worker": 6, "api": 10, "scheduler": 4, "indexer": 13}

@@ -28,7 +28,6 @@ def test_the_demo_of_a_re_index_ends_with_the_rows_of_its_table(tmp_path: Path) 
     assert len(report["search"]) == 5
 
 
-@pytest.mark.tail
 def test_the_demo_of_pairs_scores_a_sentence_higher_with_what_follows_it(stack: Stack) -> None:
     command = [sys.executable, "-m", "vectormill.cli", "demo", "--task", "score", "--items", "60", "--json"]
     done = subprocess.run([*command, "--api-url", stack.api_url], capture_output=True, text=True, timeout=300)
@@ -39,7 +38,6 @@ def test_the_demo_of_pairs_scores_a_sentence_higher_with_what_follows_it(stack: 
     assert report["findings"]["median_scores"]["own"] > report["findings"]["median_scores"]["other"]
 
 
-@pytest.mark.tail
 def test_the_demo_of_several_outputs_ends_with_all_of_them_for_each_text(tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -16,7 +16,6 @@ from tests.acceptance.stack import Stack
 from tests.waiting import wait_for
 from vectormill.broker.app import make_app
 
-pytestmark = pytest.mark.tail
 
 
 def test_no_secret_stands_in_the_arguments_of_a_process(stack: Stack) -> None:

@@ -24,7 +24,6 @@ from tests.waiting import wait_for
 from vectormill.files.ndjson import ItemJson
 from vectormill.problems import ApiError, ApiUnreachable
 
-pytestmark = pytest.mark.tail
 
 # The slowest to come back is killed last.
 ROLES = ("postgres", "valkey", "scheduler", "api", "worker")

@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
     path = find_chromium()
     if path is None:
-        if request.config.getoption("--require-browser"):
+        if request.config.getoption("--require-browser", default=False):
             pytest.fail(NO_BROWSER)
         pytest.skip(NO_BROWSER)
     with sync_playwright() as playwright:

@@ -110,7 +110,6 @@ def test_the_packaged_model_agrees_with_sentence_transformers(
     assert smallest_cosine(alone, found) >= (0.999 if precision == "bf16" else 0.9999)
 
 
-@pytest.mark.tail
 def test_compressed_weights_are_the_same_in_both_backends(cache_dir: Path) -> None:
     """Seen in fp32 arithmetic, which adds next to nothing of its own."""
     by_torch, by_openvino = (
@@ -119,7 +118,6 @@ def test_compressed_weights_are_the_same_in_both_backends(cache_dir: Path) -> No
     assert smallest_cosine(by_torch, by_openvino) >= 0.9999
 
 
-@pytest.mark.tail
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
 def test_compressed_weights_give_nearly_the_same_in_bf16_arithmetic(backend: str, cache_dir: Path) -> None:
     exact = encode(packaged_model(), backend, cache_dir, precision="int8")
@@ -173,7 +171,6 @@ def test_families_that_are_never_packed_agree(
     assert smallest_cosine(encode(directory, backend, cache_dir, groups=EACH_ALONE), expected) >= 0.9999
 
 
-@pytest.mark.tail
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_family_runs_on_openvino_unless_its_row_says_why_not(
     model_type: str, cache_dir: Path, tmp_path: Path, models: TinyModels
@@ -325,7 +322,6 @@ def test_a_vector_does_not_depend_on_the_company_of_its_text(
     assert smallest_cosine(together, reference(directory)[order]) > 0.9999
 
 
-@pytest.mark.tail
 def test_a_kept_conversion_is_used_again(
     cache_dir: Path, models: TinyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:

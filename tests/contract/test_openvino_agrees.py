@@ -127,7 +127,6 @@ def encode(encoder: Encoder, batch: Batch) -> NDArray[np.float32]:
     return vectors
 
 
-@pytest.mark.tail
 @pytest.mark.parametrize("architecture", ["Bert", "Electra"])
 def test_pairs_agree_with_torch_and_texts_alone_do_before_and_behind_them(
     architecture: str, models: TinyModels, cache_dir: Path
@@ -144,7 +143,6 @@ def test_pairs_agree_with_torch_and_texts_alone_do_before_and_behind_them(
     assert np.array_equal(encode(ours, alone), before)
 
 
-@pytest.mark.tail
 def test_a_network_with_one_type_of_token_refuses_pairs(models: TinyModels, cache_dir: Path) -> None:
     encoder = load(models, cache_dir, "MPNet", OpenVINOEncoder)
     with pytest.raises(ValueError, match="does not read token_type_ids"):
@@ -152,7 +150,6 @@ def test_a_network_with_one_type_of_token_refuses_pairs(models: TinyModels, cach
     assert len(encode(encoder, make_batch(is_pair=False))) == len(LENGTHS)
 
 
-@pytest.mark.tail
 def test_streams_that_encode_side_by_side_lend_their_memory_to_one_batch_at_a_time(
     models: TinyModels, cache_dir: Path
 ) -> None:

@@ -75,7 +75,6 @@ def run_stage(rank: Rank, micro_batches: int) -> list[float]:
     return values
 
 
-pytestmark = pytest.mark.tail
 
 PIPELINES = [
     (2, 8),

@@ -75,7 +75,6 @@ def count_answers(http: httpx.Client, file_id: str) -> tuple[int, int]:
     return num_bytes, num_answers
 
 
-@pytest.mark.tail
 def test_a_file_of_many_lines_is_answered_in_the_memory_of_a_few_chunks(engine: Engine) -> None:
     with api_client(engine) as http:
         with little_memory("upload"):

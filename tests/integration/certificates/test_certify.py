@@ -114,7 +114,6 @@ def check_workers(model: Path, path: Path, settings: WorkerSettings) -> None:
         engine.stop()
 
 
-@pytest.mark.tail
 def test_a_classifier_is_certified_by_its_scores_and_a_bound_that_is_not_kept_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,7 +97,6 @@ def test_only_a_clean_tree_at_its_tag_with_one_version_and_a_section_is_released
     assert not (tree.folder / "dist").exists()
 
 
-@pytest.mark.tail
 def test_all_that_is_built_has_one_version_and_its_checksum(tree: Tree) -> None:
     for name in ("pyproject.toml", "vectormill/__init__.py"):
         tree.replace(name, '^((?:__)?version(?:__)? = )".*"', rf'\g<1>"{VERSION}"')

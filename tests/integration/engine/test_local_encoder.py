@@ -50,7 +50,6 @@ def test_vectors_are_those_of_the_reference_in_order_and_a_faulty_text_has_a_rea
         encoder.encode(TEXTS[:1])
 
 
-@pytest.mark.tail
 @pytest.mark.usefixtures("in_own_folder")
 @pytest.mark.parametrize(
     ("vector_type", "dtype", "width"),

@@ -19,7 +19,6 @@ from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest, EncodeResult
 from worker.settings import WorkerSettings
 
-pytestmark = pytest.mark.tail
 
 CASES = [
     case

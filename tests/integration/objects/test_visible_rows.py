@@ -273,7 +273,6 @@ def test_readers_see_no_row_twice_in_many_more_histories(
     check(engine, database_url, place, 500)
 
 
-@pytest.mark.tail
 @pytest.mark.parametrize("num_acts", [KILL, 3])
 def test_a_closing_that_is_interrupted_at_any_moment_shows_no_row_twice(
     engine: Engine, database_url: str, place: Place, num_acts: int

@@ -33,7 +33,6 @@ KEY = "any key, where none is wanted"
 OWN_IDS = {"token_ids": True}
 
 
-pytestmark = pytest.mark.tail
 
 
 @pytest.fixture(scope="module")

@@ -323,7 +323,6 @@ def play(postgres_url: str, max_examples: int, steps: int, **options: Any) -> No
 
 
 # The core has single orders (collections/test_order_of_writers.py) and overlaps (interleavings) of the same writers.
-@pytest.mark.tail
 @pytest.mark.timeout(600)
 def test_the_newest_write_of_a_key_wins_in_every_generation(postgres_url: str) -> None:
     # A history that fails is told as it is: a shorter one takes longer to find than the test may take.

@@ -26,7 +26,6 @@ from worker.runner.runner_group import RunnerGroup
 from worker.runner.starter import RunnerStarter
 from worker.settings import WorkerSettings
 
-pytestmark = pytest.mark.tail
 
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
 SPEC = make_spec(CARD, EncodingOptions())

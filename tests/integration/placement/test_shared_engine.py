@@ -22,7 +22,6 @@ from worker.engine.request import EncodeRequest, RunnerDied
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 from worker.settings import WorkerSettings
 
-pytestmark = pytest.mark.tail
 
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
 SPEC = make_spec(CARD, EncodingOptions())

@@ -21,7 +21,6 @@ def test_every_question_is_in_the_help_and_has_a_file_and_a_place_in_the_readme(
         assert "anew" in replace_section(text, name, "anew")
 
 
-@pytest.mark.tail
 def test_a_quick_run_of_the_card_measures_every_step_on_a_processor(tmp_path: Path) -> None:
     report = Harness(is_quick=True, minutes=30.0, state=tmp_path).answer("card")
     steps = json.loads((tmp_path / "card.json").read_text())["steps"]
@@ -43,7 +42,6 @@ def test_a_step_that_is_late_keeps_what_it_printed_and_leaves_no_process(tmp_pat
     assert (step.rows, step.flaw) == ([{"name": 1}], "it was ended after 3 s")
 
 
-@pytest.mark.tail
 def test_a_benchmark_without_a_stack_is_measured_and_written(capsys: pytest.CaptureFixture[str]) -> None:
     report = Harness(items=2000, repeat=1).answer("submission")
     assert "items/s from the first byte to 202, 2,000 items" in report.to_markdown("today", "a machine")

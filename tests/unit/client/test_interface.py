@@ -77,7 +77,6 @@ def test_the_names_are_listed_and_no_others_are_there() -> None:
     assert set(names) <= set(scope)
 
 
-@pytest.mark.tail
 def test_a_type_checker_accepts_these_names_and_no_others(tmp_path: Path) -> None:
     (tmp_path / "good.py").write_text(USE)
     (tmp_path / "bad.py").write_text(

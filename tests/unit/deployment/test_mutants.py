@@ -1,12 +1,15 @@
-"""The table of mutants follows the code: `make mutants` runs it, and takes minutes."""
+"""The table of mutants and the core follow the code: `python -m tests.core` runs them, and takes minutes."""
 
 import ast
+from collections import defaultdict
 
-from tests.mutants.__main__ import ROOT, mutate
-from tests.mutants.table import MUTANTS, Mutant
+from tests.core.mutants import MUTANTS, Mutant
+from tests.core.records import ROOT
+from tests.core.table import read_table
+from tests.core.trials import mutate
 
 
-def test_what_a_mutant_removes_is_there_once_and_so_are_the_tests_that_must_fail() -> None:
+def test_what_a_mutant_removes_is_there_once() -> None:
     complaints = {mutant.name: complaint for mutant in MUTANTS if (complaint := find_complaint(mutant))}
     assert complaints == {}
 
@@ -21,9 +24,23 @@ def find_complaint(mutant: Mutant) -> str | None:
     if changed == source:
         return "it changes nothing"
     ast.parse(changed)
-    for test in mutant.tests:
-        file, _, name = test.split()[0].partition("::")
-        name, _, _ = name.partition("[")
-        if f"def {name}(" not in (ROOT / file).read_text(encoding="utf-8"):
-            return f"there is no test {name} in {file}"
     return None
+
+
+def test_each_mutant_has_a_killer_in_the_core() -> None:
+    killed = {mutant for row in read_table().values() for mutant in row.mutants}
+    assert killed == {mutant.name for mutant in MUTANTS}, "run `python -m tests.core kill`, then `choose`"
+
+
+def test_the_tests_of_the_core_are_there() -> None:
+    names = defaultdict(set)
+    for row in read_table().values():
+        names[row.file].add(row.test.split("::", 1)[1].partition("[")[0])
+    sources = {file: (ROOT / file).read_text(encoding="utf-8") for file in names if (ROOT / file).exists()}
+    missing = [
+        f"{file}::{name}"
+        for file in names
+        for name in names[file]
+        if f"def {name}(" not in sources.get(file, "")
+    ]
+    assert missing == [], "run `python -m tests.core record` on what took their place, then `choose`"

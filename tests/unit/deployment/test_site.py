@@ -10,7 +10,6 @@ import pytest
 
 from tests.architecture.sources import ROOT
 
-pytestmark = pytest.mark.tail
 
 # Addresses of other hosts that a browser fetches by itself; a link is only followed by a person.
 FETCHED_FROM_ELSEWHERE = re.compile(

@@ -195,7 +195,7 @@ MUTANTS: Final = (
     Mutant(
         "an upload that failed deletes its job even if it was answered",
         "vectormill/jobs/deletion.py",
-        "WHERE id = :job_id AND state = 'uploading'",
+        "WHERE id = :job_id AND state = 'uploading' AND content_hash IS NULL",
         "WHERE id = :job_id",
         (f"{UPLOADS}::test_a_job_whose_commit_reply_was_lost_is_not_deleted_under_the_client_that_repeats",),
     ),
