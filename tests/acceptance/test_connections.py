@@ -5,11 +5,9 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
-import pytest
 
 from tests.acceptance.stack import Stack
 from vectormill.models.registry import DEFAULT_MODEL
-
 
 # docs/POSTGRES.md, "Connections".
 BUDGET = {"worker": 6, "api": 10, "scheduler": 4, "indexer": 13}

@@ -17,7 +17,6 @@ from tests.waiting import wait_for
 from vectormill.broker.app import make_app
 
 
-
 def test_no_secret_stands_in_the_arguments_of_a_process(stack: Stack) -> None:
     urls = stack.urls()
     secrets = [str(make_url(urls[name]).password) for name in ("database_url", "redis_url")]

@@ -14,7 +14,6 @@ from tests.waiting import wait_for
 from vectormill.corpus import read_docstrings
 from vectormill.models.registry import DEFAULT_MODEL
 
-
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 

@@ -24,7 +24,6 @@ from tests.waiting import wait_for
 from vectormill.files.ndjson import ItemJson
 from vectormill.problems import ApiError, ApiUnreachable
 
-
 # The slowest to come back is killed last.
 ROLES = ("postgres", "valkey", "scheduler", "api", "worker")
 # An API that is away, or whose database is; and a request whose predecessor under the same key is still being read.

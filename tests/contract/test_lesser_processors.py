@@ -21,7 +21,6 @@ from tests.processors import with_bf16
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 
-
 BOUNDS = {"fp32": 0.9999, "bf16": 0.999, "int8": 0.999}
 # What torch is told, what oneDNN is, which feature it takes to be that, and what torch then says that it is.
 KINDS = (

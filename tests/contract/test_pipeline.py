@@ -75,7 +75,6 @@ def run_stage(rank: Rank, micro_batches: int) -> list[float]:
     return values
 
 
-
 PIPELINES = [
     (2, 8),
     (2, 1),  # layers on two devices, one of them busy

@@ -105,7 +105,6 @@ def load_all(number: int, world_size: int, folder: Path) -> None:
     np.savez(folder / f"{number}.npz", allow_pickle=False, **vectors)
 
 
-
 WORLD_SIZE = 2
 
 Found = list[dict[str, Any]]

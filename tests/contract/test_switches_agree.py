@@ -39,7 +39,6 @@ from worker.model.packed import (
 )
 from worker.model.switching import STEPS, FusedProjections, Step, apply_switches, split_projections
 
-
 CPU = torch.device("cpu")
 CARD = Registry({}).card(DEFAULT_MODEL)
 

@@ -31,7 +31,6 @@ from vectormill.db.session import make_engine
 from vectormill.operation import CONFIRMATION
 from vectormill.settings import Settings
 
-
 # Of right requests for each operation, and of wrong ones: 0.6 s of processor time for as many.
 NUM_EXAMPLES: Final = 15
 # Whatever takes so long hangs: a search whose text nobody encodes is given up after a tenth of a second.

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import httpx
 import numpy as np
-import pytest
 from sqlalchemy import Engine
 
 from tests.api_server import api_client

@@ -19,7 +19,6 @@ from tests.services import connected_engine
 from vectormill import __version__
 from vectormill.db.migrations import find_missing_revision
 
-
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # What a wheel is made of; also what pip copies of a checkout.
 SOURCES = (*PACKAGES, "alembic", "setup.py", "pyproject.toml", "README.md", "LICENSE")

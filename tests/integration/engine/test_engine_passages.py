@@ -19,7 +19,6 @@ from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest, EncodeResult
 from worker.settings import WorkerSettings
 
-
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
 SPEC = make_spec(CARD, EncodingOptions(max_tokens=64, long_texts="passages", passage_overlap=8))
 SUBJECTS = (

@@ -23,7 +23,6 @@ from worker.plan import plan_machine
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
 
-
 CARDS = {model: read_card(GOLDEN / model) for model in MODELS}
 
 

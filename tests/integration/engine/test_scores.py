@@ -19,7 +19,6 @@ from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest, EncodeResult
 from worker.settings import WorkerSettings
 
-
 CASES = [
     case
     for case in json.loads((STRUCTBERT / "cases.json").read_text(encoding="utf-8"))["cases"]

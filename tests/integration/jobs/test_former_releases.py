@@ -12,7 +12,6 @@ from tests.protocol import check_open_job_counts, claim_next, complete, vector_o
 from vectormill.db.migrations import find_missing_revision, upgrade
 from vectormill.jobs.jobs import find_job
 
-
 LIST_TABLES = text("""
     SELECT relname FROM pg_class WHERE relnamespace = 'vectormill'::regnamespace AND relkind IN ('r', 'p')
        AND relname <> 'alembic_version' ORDER BY relname

@@ -33,8 +33,6 @@ KEY = "any key, where none is wanted"
 OWN_IDS = {"token_ids": True}
 
 
-
-
 @pytest.fixture(scope="module")
 def door(postgres_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
     with open_front_door(postgres_url, redis_url, tmp_path_factory.mktemp("cache")) as door:

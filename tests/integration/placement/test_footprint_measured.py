@@ -19,7 +19,6 @@ from worker.placement.model_shape import read_model_shape
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE
 from worker.runner.starter import Sharing
 
-
 MEASURE = """
 import sys
 import numpy as np

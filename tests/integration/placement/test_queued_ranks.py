@@ -26,7 +26,6 @@ from worker.runner.runner_group import RunnerGroup
 from worker.runner.starter import RunnerStarter
 from worker.settings import WorkerSettings
 
-
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
 SPEC = make_spec(CARD, EncodingOptions())
 TEXTS = [f"text number {number} of a few more, " + "and longer " * (number % 12) for number in range(60)]

@@ -22,7 +22,6 @@ from worker.engine.request import EncodeRequest, RunnerDied
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 from worker.settings import WorkerSettings
 
-
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
 SPEC = make_spec(CARD, EncodingOptions())
 TEXTS = [f"text number {number} of a few more, " + "and longer " * (number % 12) for number in range(60)]

@@ -25,7 +25,6 @@ from vectormill.vectors.vector_types import choose_vector_type, make_rows
 from worker.chunk.calibrator import Calibrator
 from worker.engine.request import EncodeRequest, EncodeResult
 
-
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 

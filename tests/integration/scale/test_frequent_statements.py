@@ -39,7 +39,6 @@ from vectormill.settings import Settings
 from vectormill.webhooks.deliveries import claim_deliveries
 from vectormill.workers.workers import ALIVE_SECONDS
 
-
 SETTINGS: Final = Settings()
 MODELS: Final = [f"model-{number}" for number in range(NUM_MODELS)]
 LARGE_TABLES: Final = {"jobs", "chunks", "chunk_payloads", "item_errors", "runs"}

@@ -10,7 +10,6 @@ import pytest
 
 from tests.architecture.sources import ROOT
 
-
 # Addresses of other hosts that a browser fetches by itself; a link is only followed by a person.
 FETCHED_FROM_ELSEWHERE = re.compile(
     r"""<(?:script|img|iframe|source|link(?![^>]*canonical))\b[^>]*\b(?:src|href|srcset)=["']?(?:https?:)?//[^>]*"""
