@@ -18,7 +18,7 @@ from tests.acceptance.producer import Ledger, Promise, assert_kept, load, promis
 from tests.waiting import wait_for
 from vectormill.jobs.job import TERMINAL_JOB_STATES
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.tail]
+pytestmark = [pytest.mark.timeout(600)]
 
 ITEMS = 200  # four chunks
 NUM_CYCLES = 4

@@ -33,7 +33,7 @@ from worker.model.packed import (
 )
 from worker.model.switching import Step, Undo, apply_switches
 
-pytestmark = [IGNORES_TORCHS_WARNING, pytest.mark.tail]
+pytestmark = [IGNORES_TORCHS_WARNING]
 
 CPU = torch.device("cpu")
 TRACED = "eager"  # torch's own backend that makes graphs and compiles nothing

@@ -38,10 +38,6 @@ from worker.encoder.encoder import EncoderOrder
 from worker.openvino import conversion
 
 POOLINGS = tuple(POOLING_NAMES)
-# A conversion for openvino takes 5 s; that of the packaged model stands for the others in the core.
-DEAR_CONVERSION = [
-    pytest.param(backend, marks=pytest.mark.tail if backend == "openvino" else ()) for backend in BACKENDS
-]
 EACH_ALONE = [[i] for i in range(len(TEXTS))]
 # The smallest cosine that is allowed, and the reason.
 PRECISIONS = (
@@ -98,7 +94,7 @@ CONVERT_IN_CHILD = conversion.convert_in_child
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("precision", "bound"),
-    [PRECISIONS[0], *(pytest.param(*each, marks=pytest.mark.tail) for each in PRECISIONS[1:])],
+    PRECISIONS,
 )
 def test_the_packaged_model_agrees_with_sentence_transformers(
     precision: str, bound: float, backend: str, cache_dir: Path
@@ -125,10 +121,10 @@ def test_compressed_weights_give_nearly_the_same_in_bf16_arithmetic(backend: str
     assert smallest_cosine(found, exact) >= 0.999  # as all arithmetic in 16 bit
 
 
-@pytest.mark.parametrize("backend", DEAR_CONVERSION)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "architecture",
-    ["Bert", *(pytest.param(name, marks=pytest.mark.tail) for name in ("Roberta", "MPNet", "Electra"))],
+    ["Bert", "Roberta", "MPNet", "Electra"],
 )
 def test_architectures_in_the_plain_layout_agree_alone_and_in_a_batch(
     architecture: str, backend: str, cache_dir: Path, models: TinyModels
@@ -158,8 +154,8 @@ PADDED = {
     ("architecture", "backend"),
     [
         ("T5", "torch"),
-        *(pytest.param(name, "torch", marks=pytest.mark.tail) for name in ("MT5", "UMT5", *PADDED.values())),
-        *(pytest.param(name, "openvino", marks=pytest.mark.tail) for name in OF_ENCODERS.values()),
+        *((name, "torch") for name in ("MT5", "UMT5", *PADDED.values())),
+        *((name, "openvino") for name in OF_ENCODERS.values()),
     ],
 )
 def test_families_that_are_never_packed_agree(
@@ -200,7 +196,7 @@ def test_every_family_runs_on_openvino_unless_its_row_says_why_not(
         assert smallest_cosine(found, load_encoder(exact).encode(batch).matrix) >= 0.9999
 
 
-@pytest.mark.parametrize("backend", DEAR_CONVERSION)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_embedding_gemma_agrees(backend: str, cache_dir: Path, tmp_path: Path) -> None:
     """Its layers look both ways, some within a window, two Dense modules follow, and its prompts are pooled over."""
     from sentence_transformers import SentenceTransformer
@@ -226,7 +222,7 @@ def test_every_family_is_compared_with_its_reference() -> None:
 
 
 # In lesser precisions it says about the weights what the packaged model says, once more.
-@pytest.mark.parametrize("backend", DEAR_CONVERSION)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("precision", "bound"),
     [PRECISIONS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in PRECISIONS[1:])],
@@ -256,7 +252,7 @@ def test_each_pooling_is_read_as_sentence_transformers_writes_it(models: TinyMod
         (False, "torch"),
         (True, "torch"),
         (True, PACKED),
-        pytest.param(True, "openvino", marks=pytest.mark.tail),
+        (True, "openvino"),
     ],
 )
 def test_dense_modules_and_a_prompt_that_is_not_pooled_over_agree(
@@ -293,7 +289,7 @@ def test_prompts_by_name_and_the_default_one_agree(
         assert smallest_cosine(encode(directory, "torch", cache_dir, prompt=other), expected) < 0.9999
 
 
-@pytest.mark.parametrize("backend", DEAR_CONVERSION)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("pads_left", [False, True])
 def test_a_causal_model_agrees_whichever_side_its_tokenizer_pads(
     pads_left: bool, backend: str, cache_dir: Path, models: TinyModels
@@ -309,7 +305,7 @@ def test_a_causal_model_agrees_whichever_side_its_tokenizer_pads(
         assert smallest_cosine(ours, theirs) >= 0.9999, pooling
 
 
-@pytest.mark.parametrize("backend", DEAR_CONVERSION)
+@pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=st.permutations(range(len(TEXTS))), cuts=st.sets(st.integers(1, len(TEXTS) - 1)))
 def test_a_vector_does_not_depend_on_the_company_of_its_text(

@@ -94,7 +94,7 @@ def load(models: TinyModels, cache_dir: Path, architecture: str, backend: type) 
     ("architecture", "options"),
     [
         ("ModernBert", {"local_attention": 4, "global_attn_every_n_layers": 2}),
-        pytest.param("Qwen3", {"sliding_window": 3, "use_sliding_window": True}, marks=pytest.mark.tail),
+        ("Qwen3", {"sliding_window": 3, "use_sliding_window": True}),
     ],
 )
 def test_a_text_is_right_beside_one_that_is_longer_by_more_than_the_window(

@@ -97,9 +97,7 @@ def make_reference(directory: Path, layout: str, prompt: str) -> NDArray[np.floa
     return np.stack(rows)
 
 
-@pytest.mark.parametrize(
-    "backend", [pytest.param(name, marks=pytest.mark.tail if name == "openvino" else ()) for name in BACKENDS]
-)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_published_layout_agrees_with_its_authors_code(
     layout: str, backend: str, tmp_path: Path, cache_dir: Path

@@ -121,7 +121,7 @@ SPARSE_TEXTS = [*GOLDEN_TEXTS, " ".join(GOLDEN_TEXTS * 8)]
     ("kind", "backend"),
     [("Bert", "torch"), ("Bert", PACKED)]
     + [
-        pytest.param(kind, backend, marks=pytest.mark.tail)
+        (kind, backend)
         for kind in ("DistilBert", "XLMRoberta", "ModernBert")
         for backend in ("torch", PACKED)
     ],
@@ -174,7 +174,7 @@ COLBERTS: dict[str, Callable[[Path], Path]] = {
         ("stanford, attending", PACKED),
         ("pylate", "openvino"),
         ("sentence-transformers", "torch"),
-        *(pytest.param(kind, "torch", marks=pytest.mark.tail) for kind in COLBERTS if kind != "stanford"),
+        *((kind, "torch") for kind in COLBERTS if kind != "stanford"),
     ],
 )
 def test_colbert_agrees_with_sentence_transformers(
@@ -213,11 +213,9 @@ def test_colbert_agrees_with_its_authors(
     ("write", "outputs", "backend"),
     [
         (partial(write_random_embedder, WIDE, packaged_model()), ALL, "torch"),
-        pytest.param(
-            partial(write_random_embedder, WIDE, packaged_model()), ALL, "openvino", marks=pytest.mark.tail
-        ),
+        (partial(write_random_embedder, WIDE, packaged_model()), ALL, "openvino"),
         (write_masked_language_model, "sparse", "torch"),
-        pytest.param(write_pylate_colbert, "multi_vector", "torch", marks=pytest.mark.tail),
+        (write_pylate_colbert, "multi_vector", "torch"),
     ],
 )
 def test_outputs_keep_their_meaning_in_fewer_bits(

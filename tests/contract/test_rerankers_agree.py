@@ -47,7 +47,7 @@ from worker.tokens.wording import tokenize_worded
 GOLDEN: dict[str, list[dict[str, Any]]] = json.loads((DATA / "cases.json").read_text(encoding="utf-8"))[
     "cases"
 ]
-BACKENDS = ("torch", pytest.param(PACKED, id="packed"), pytest.param("openvino", marks=pytest.mark.tail))
+BACKENDS = ("torch", pytest.param(PACKED, id="packed"), "openvino")
 GEMMA2 = "reranker-of-gemma2"
 EACH_ALONE = [[index] for index in range(len(PAIRS))]
 
@@ -125,7 +125,7 @@ def ask_qwen3(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("is_tied", [True, pytest.param(False, marks=pytest.mark.tail)])
+@pytest.mark.parametrize("is_tied", [True, False])
 def test_qwen3_reranker_agrees_with_the_code_of_its_readme(
     is_tied: bool, backend: str, cache_dir: Path, tmp_path: Path
 ) -> None:

@@ -49,18 +49,11 @@ from worker.runner.starter import LOOPBACK
 DEBERTA = ("deberta-v2", "deberta-v2, convolution")
 GEMMA = ("gemma", "gemma2", "gemma3_text, both ways")
 MODELS = ("bert", "xlm-roberta", "modernbert", "qwen3", "qwen3, window", "mistral, window", *GEMMA, *DEBERTA)
-# One that is joined and one that is causal say what nearly every change could break; the others are the tail.
-CORE = ("bert", "qwen3")
 # Of numbers for labels, which vary by more.
 MAX_LOGIT_ERROR = 1e-4
 DEVICE = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
 
 Shared = tuple[int, Path, list[Any]]
-
-
-def leave_to_the_tail(name: str, *more: object) -> object:
-    """Return the case, marked unless its model is of the core."""
-    return pytest.param(name, *more, marks=() if name in CORE else pytest.mark.tail)
 
 
 def save_models(directory: Path, world_size: int, wanted: set[str]) -> None:
@@ -94,9 +87,7 @@ def save_models_of_two_ranks(directory: Path, wanted: set[str]) -> None:
         (directory / name / SEQUENCES).write_bytes(pickle.dumps(list_sequences(model)))
 
 
-@pytest.fixture(
-    scope="module", params=[2, pytest.param(4, marks=pytest.mark.tail)], ids=["2 ranks", "4 ranks"]
-)
+@pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Shared:
     """The number of ranks, the directory of the models, and what every rank has answered."""
     world_size: int = request.param
@@ -125,7 +116,7 @@ def join_answers(answers: list[Any], name: str) -> Ragged:
 @pytest.mark.parametrize(
     ("name", "strategy", "attention"),
     [
-        leave_to_the_tail(name, strategy, attention)
+        (name, strategy, attention)
         for name in (*MODELS, *COMPRESSED, *LABELED)
         for strategy in strategies_of(name)
         for attention in attentions_of(name)
@@ -156,7 +147,7 @@ def find_cosines(found: NDArray[np.float32], expected: NDArray[np.float32]) -> N
 
 
 @pytest.mark.parametrize("strategy", [FULLY_SHARDED, PIPELINE])
-@pytest.mark.parametrize("name", [leave_to_the_tail(name) for name in EXTRACTING])
+@pytest.mark.parametrize("name", EXTRACTING)
 def test_a_shared_extraction_finds_the_cells_and_records_of_a_whole_one(
     shared: Shared, name: str, strategy: str
 ) -> None:
@@ -179,7 +170,7 @@ def test_a_shared_extraction_finds_the_cells_and_records_of_a_whole_one(
 
 
 @pytest.mark.parametrize("strategy", [FULLY_SHARDED, PIPELINE])
-@pytest.mark.parametrize("name", [leave_to_the_tail(name) for name in MODELS])
+@pytest.mark.parametrize("name", MODELS)
 def test_the_ranks_together_read_the_weights_once(shared: Shared, name: str, strategy: str) -> None:
     world_size, directory, answers = shared
     read = sum(int(answers[number][f"{name}|{strategy}|bytes"]) for number in range(world_size))
@@ -195,7 +186,7 @@ def test_the_ranks_together_read_the_weights_once(shared: Shared, name: str, str
     assert read == sum(sizes.values()) + copies * shared
 
 
-@pytest.mark.parametrize("name", [leave_to_the_tail(name) for name in MODELS if name not in DEBERTA])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in DEBERTA])
 def test_a_rank_of_a_tensor_parallel_model_reads_its_part_of_every_layer(shared: Shared, name: str) -> None:
     world_size, directory, answers = shared
     transformer = make_transformer(name, num_hidden_layers=NUM_LAYERS, **_grouped(directory, name))

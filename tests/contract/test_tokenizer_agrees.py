@@ -19,20 +19,17 @@ from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS
 from worker.tokens.tokenizer import Tokenizer
 
 UNCUT = "a pattern of its own"  # no place is known at which a text may be cut
-# One of WordPiece, of Unigram, of byte-level BPE and of SentencePiece's BPE say what nearly every change could break.
-CORE = ("MiniLM", "Unigram behind spaces", "RoBERTa", "Llama 2")
-EACH = [pytest.param(name, marks=() if name in CORE else pytest.mark.tail) for name in TOKENIZERS]
-CUT = [case for case in EACH if case.values != (UNCUT,)]
+CUT = [name for name in TOKENIZERS if name != UNCUT]
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", TOKENIZERS)
 def test_real_and_strange_texts_have_the_tokens_that_the_library_gives(name: str, tmp_path: Path) -> None:
     directory = write_tokenizer(name, tmp_path)
     differences = list(find_differences(directory, 2_000, seed=1))
     assert differences == []
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", TOKENIZERS)
 def test_it_is_known_of_which_tokenizers_texts_are_put_together_from_words(name: str, tmp_path: Path) -> None:
     _, is_split = TOKENIZERS[name]
     tokenizer = Tokenizer(write_tokenizer(name, tmp_path))
@@ -101,7 +98,7 @@ def cut_whole(reference: Reference, text: str, max_tokens: int) -> list[int]:
     return ids if len(ids) <= max_tokens else [*ids[:kept], *ids[len(ids) - num_suffix :]]
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", TOKENIZERS)
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=60), chars_per_token=st.sampled_from([1, 2, 6]))
 @settings(max_examples=50, deadline=None)
 def test_a_text_that_is_cut_before_it_is_tokenized_has_the_ids_of_one_that_is_cut_behind(
@@ -172,9 +169,7 @@ def test_a_text_of_very_long_words_is_read_in_doubling_steps(monkeypatch: pytest
     assert count_given(tokenizer, monkeypatch, [text]) < 8 * MAX_TOKENS * 100
 
 
-@pytest.mark.parametrize(
-    "name", ["MiniLM", *(pytest.param(each, marks=pytest.mark.tail) for each in CORE[1:])]
-)
+@pytest.mark.parametrize("name", ["MiniLM", "Unigram behind spaces", "RoBERTa", "Llama 2"])
 @pytest.mark.parametrize("max_tokens", [15, 16, 17])
 def test_pairs_of_long_texts_are_cut_before_they_are_tokenized_and_have_the_same_ids(
     name: str, max_tokens: int, monkeypatch: pytest.MonkeyPatch

@@ -51,7 +51,7 @@ def _own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # The model that the core certifies by `models add` is a transformer too.
-@pytest.mark.parametrize("is_static", [True, pytest.param(False, marks=pytest.mark.tail)])
+@pytest.mark.parametrize("is_static", [True, False])
 def test_a_certificate_holds_until_the_model_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_static: bool
 ) -> None:

@@ -194,7 +194,6 @@ LAYOUTS: Final[Mapping[str, Callable[[Path], Path]]] = {
         GLINER / "deberta", target, dirs_exist_ok=True
     ),
 }
-CORE: Final = (JUDGE, EXTRACT)
 FIRST: Final = {row.need: row for row in reversed(SUGGESTIONS)}
 EACH: Final = {row.hub_name: row for row in reversed(SUGGESTIONS)}
 
@@ -221,15 +220,7 @@ def test_what_the_model_cannot_compute_is_refused_with_the_command_that_adds_one
             registry.card("nothing", need=find_need(options))
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(
-            row, id=row.name, marks=() if row is FIRST[row.need] and row.need in CORE else pytest.mark.tail
-        )
-        for row in EACH.values()
-    ],
-)
+@pytest.mark.parametrize("row", EACH.values(), ids=lambda row: row.name)
 def test_the_suggested_command_adds_a_model_that_does_what_it_is_suggested_for(
     row: Suggestion, tmp_path: Path
 ) -> None:

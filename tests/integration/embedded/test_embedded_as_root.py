@@ -21,7 +21,6 @@ NOBODY = 65534
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as another user"),
-    pytest.mark.tail,
 ]
 
 

@@ -36,8 +36,8 @@ PACKED = {"backend": "auto", "attention": "packed"}  # on a processor torch alon
     scope="module",
     params=[
         PACKED,
-        pytest.param({"backend": "torch"}, marks=pytest.mark.tail),
-        pytest.param({"backend": "auto"}, marks=pytest.mark.tail),
+        {"backend": "torch"},
+        {"backend": "auto"},
     ],
     ids=str,
 )

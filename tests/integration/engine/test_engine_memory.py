@@ -38,7 +38,6 @@ pytestmark = [
         sys.platform != "linux",
         reason="RLIMIT_AS is not obeyed outside Linux, so that no allocation can be made to fail",
     ),
-    pytest.mark.tail,
 ]
 
 MEBIBYTE = 1 << 20

@@ -135,13 +135,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelEntry]:
     }
 
 
-TAIL = pytest.mark.tail  # each sample loads a model twice
-
-
 # Codes are compared otherwise than vectors, which the outputs of the next test have.
-@pytest.mark.parametrize(
-    "vector_type", [pytest.param(None, marks=TAIL), "int8", pytest.param("binary", marks=TAIL)]
-)
+@pytest.mark.parametrize("vector_type", [None, "int8", "binary"])
 def test_a_sample_of_a_job_is_encoded_again_and_a_wrong_result_is_found(
     vector_type: str | None,
     engine: Engine,
@@ -201,8 +196,8 @@ DAMAGE = {
     ("name", "collection"),
     [
         ("many", None),
-        pytest.param("many", "docs", marks=TAIL),
-        pytest.param("rex", None, marks=TAIL),
+        ("many", "docs"),
+        ("rex", None),
         ("rex", "docs"),
     ],
 )

@@ -16,7 +16,6 @@ from worker.openvino.encoder import BufferWatch
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells"),
-    pytest.mark.tail,
 ]
 
 MEBIBYTE = 1 << 20

@@ -216,7 +216,7 @@ def test_an_urgent_batch_overtakes_one_that_is_prepared(conversation: Conversati
 
 @pytest.mark.parametrize(
     "fault",
-    [FAILS, *(pytest.param(each, marks=pytest.mark.tail) for each in (FAILS_TO_PREPARE, FAILS_TO_START))],
+    [FAILS, FAILS_TO_PREPARE, FAILS_TO_START],
 )
 def test_a_batch_that_fails_at_any_step_fails_alone(conversation: Conversation, fault: int) -> None:
     conversation.send(1, fault)
@@ -267,7 +267,7 @@ def test_the_seconds_of_a_queued_batch_begin_when_the_one_before_it_is_done(queu
     assert sum(message.seconds for message in encoded) <= passed, "no moment counts twice"
 
 
-@pytest.mark.parametrize("fault", [FAILS, pytest.param(FAILS_TO_START, marks=pytest.mark.tail)])
+@pytest.mark.parametrize("fault", [FAILS, FAILS_TO_START])
 def test_a_queued_batch_that_fails_leaves_its_neighbours_alone(queued: Conversation, fault: int) -> None:
     queued.fill_queue(fault)
     for number in (3, 4, 99):

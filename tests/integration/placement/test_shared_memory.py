@@ -28,7 +28,6 @@ pytestmark = [
         sys.platform != "linux",
         reason="RLIMIT_AS is not obeyed outside Linux, so that no allocation can be made to fail",
     ),
-    pytest.mark.tail,
 ]
 
 WORDS = ("the", "engine", "reads", "many", "words", "and", "gives", "every", "text", "one", "vector")

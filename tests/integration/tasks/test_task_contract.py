@@ -97,26 +97,12 @@ class Subjects(dict[str, Subject]):
         return self[name]
 
 
-# A kind of each result is the core: vectors, scores and records.
-CORE = ("embedder embed", "classifier score", "extractor extract")
-
-
-@pytest.fixture(
-    params=[pytest.param(kind.id, marks=() if kind.id in CORE else pytest.mark.tail) for kind in KINDS]
-)
+@pytest.fixture(params=[kind.id for kind in KINDS])
 def subject(
     request: pytest.FixtureRequest, subjects: dict[str, Subject], monkeypatch: pytest.MonkeyPatch
 ) -> Subject:
     next(kind for kind in KINDS if kind.id == request.param).register(monkeypatch)
     return subjects[request.param]
-
-
-# A sick process is replaced in the same way whatever it answers, and each new one imports torch anew.
-on_each_kind_in_the_tail = pytest.mark.parametrize(
-    "subject",
-    [pytest.param(kind.id, marks=pytest.mark.tail if number else ()) for number, kind in enumerate(KINDS)],
-    indirect=True,
-)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -320,7 +306,6 @@ def test_an_error_that_does_not_stay_blames_no_text_and_the_process_is_believed(
     assert len(result.results) == len(before.results)
 
 
-@on_each_kind_in_the_tail
 def test_a_process_whose_answers_are_nonsense_is_found_and_replaced(subject: Subject) -> None:
     items = list(subject.kind.items)
     num_restarts = subject.engine.report()["num_restarts"]

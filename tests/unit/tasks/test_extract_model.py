@@ -111,7 +111,7 @@ def find_error(values: Tensor, name: str) -> float:
     return float((values - torch.from_numpy(read_arrays()[name])).abs().max())
 
 
-@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.tail) for size in (1, 8))])
+@pytest.mark.parametrize("size", [3, 1, 8])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_sequence_has_the_references_numbers_alone_and_in_any_batch(model: str, size: int) -> None:
     logits, hidden = find_errors(load(model), model, size)
