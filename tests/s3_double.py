@@ -53,6 +53,7 @@ class Handler(QuietHandler):
     """Answers the requests of one connection to `double`."""
 
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # an answer in one packet, where a client would acknowledge the first of two after 40 ms
     double: Double
 
     def answer(self) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from tests.acceptance.tiny import make_environment
 from tests.architecture.sources import PACKAGES
-from tests.models import write_transformer
+from vectormill.models.random_embedder import SMALL, write_random_embedder
+from vectormill.models.registry import find_packaged_model
 
 PROGRAM = Path(sys.executable).parent / "vectormill"
 # Modules that Celery, Flower, Python or an ordinary project look for.
@@ -61,7 +62,9 @@ def folder(tmp_path: Path) -> Path:
 def test_nothing_that_lies_in_the_current_folder_is_imported(
     folder: Path, data_dir: Path, tmp_path: Path
 ) -> None:
-    models = {"tiny": write_transformer(tmp_path / "tiny", "Bert")}
+    packaged = find_packaged_model()
+    assert packaged is not None
+    models = {"tiny": write_random_embedder(SMALL, packaged, tmp_path / "tiny")}
     variables = make_environment(tmp_path, models) | VARIABLES
     variables |= {"VECTORMILL_WORKER_DEVICES": "cpu:0", "VECTORMILL_DATA_DIR": str(data_dir)}
     del (

@@ -4,6 +4,7 @@ They are named by the command, in which 1 stands for a value; tests/docs/test_ne
 in a sentence of the product why it is only parsed.
 """
 
+import io
 import json
 import os
 import re
@@ -11,10 +12,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from unittest.mock import patch
 
 import psycopg
 import pyarrow as pa
@@ -24,7 +26,8 @@ from sqlalchemy import make_url
 
 from tests.acceptance.stack import Stack
 from tests.clusters import new_directory
-from tests.models import TinyModels
+from tests.commands import run
+from tests.static_models import write_static
 from tests.waiting import wait_for
 from vectormill.embedded.stack import EmbeddedStack
 from vectormill.processes.lifetimes import free_port
@@ -43,18 +46,17 @@ class Place:
 
     def run(self, *words: str, status: int | None = 0, **settings: str) -> str:
         """Run a command and return what it printed. Its exit status must be `status`, unless that is None."""
-        done = subprocess.run(
-            [*VECTORMILL, *words],
-            env={**self.environment, **settings},
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert status is None or done.returncode == status, (
-            f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
-        )
-        return done.stdout + done.stderr
+        streams = [io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2)]
+        with (
+            patch.dict(os.environ, {**self.environment, **settings}, clear=True),
+            chdir(self.folder),
+            redirect_stdout(streams[0]),
+            redirect_stderr(streams[1]),
+        ):
+            found = run(*words)
+        output = b"".join(stream.buffer.getvalue() for stream in streams).decode()
+        assert status is None or found == status, f"{words}: {found}\n{output}"
+        return output
 
     @contextmanager
     def running(self, *words: str, **settings: str) -> Iterator[None]:
@@ -95,6 +97,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         data_dir = directory / "data"
         own = {name: value for name, value in os.environ.items() if not name.startswith("VECTORMILL_")}
         stack = Stack(data_dir)
+        del stack.environment["VECTORMILL_OUTPUT_ROOT"]
         environment = {**own, "VECTORMILL_DATA_DIR": str(data_dir)}
         place = Place(stack, tmp_path_factory.mktemp("work"), environment)
         told = place.run("jobs", "--data-dir", str(data_dir), status=3)
@@ -157,7 +160,7 @@ def test_a_text_that_was_cut_is_listed_by_the_command_that_is_told(place: Place)
 
 
 def test_a_model_is_added_and_served_by_the_commands_that_are_told(place: Place) -> None:
-    model = TinyModels(place.folder).sentence_transformer("mean", normalize=True)
+    model = write_static(place.folder / "words", normalize=True)
     told = place.run("submit", "texts.jsonl", "--model", model.name, status=2)
     told = place.run(*place.take("models add 1", told, **{"NAME|PATH": str(model)}))
     serve = place.take("worker --model 1", told)
@@ -166,7 +169,7 @@ def test_a_model_is_added_and_served_by_the_commands_that_are_told(place: Place)
     place.run("pause", job)
     told = place.run("status", job)
     place.run(*place.take("resume 1", told))
-    with place.running(*serve, VECTORMILL_WORKER_BACKEND="torch"):
+    with place.running(*serve):
         place.run("status", job, "--watch")
 
 
@@ -202,6 +205,7 @@ def test_an_api_is_closed_and_opened_by_the_commands_that_are_told(place: Place)
     wait_for(lambda: "requires a key" in place.run("jobs", status=None), 30)  # the API caches keys for 3 s
     told = place.run("jobs", status=2)
     key = place.run(*place.take("keys create 1", told, NAME="second")).split()[0]
+    wait_for(lambda: "Unknown API key" not in place.run("jobs", status=None, VECTORMILL_API_KEY=key), 30)
     place.run("jobs", VECTORMILL_API_KEY=key)
     told = place.run("jobs", status=2, VECTORMILL_API_KEY="vmk_" + "0" * 64)
     assert "second" in place.run(*place.take("keys list", told))
