@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import httpx
@@ -15,10 +15,12 @@ from sqlalchemy import Engine, text
 
 from api.app import ApiServer, create_app
 from api.door.hosts import parse_trusted_proxies
+from api.limits.gates import Gates
 from api.limits.patience import PatientConfig
 from tests.database import ask, execute
 from tests.protocol import claim, complete, dispatch_all
 from tests.services import connected_engine, migrated_database
+from tests.waiting import repeating
 from vectormill.jobs.chunk import Claim, load_payload
 from vectormill.jobs.item import find_side_failure
 from vectormill.operation import CONFIRMATION
@@ -91,11 +93,19 @@ def api_client(engine: Engine, **settings: Any) -> Iterator[httpx.Client]:
 
     The client loads no TLS certificates, which would take 20 ms of processor time.
     """
+    with counted_client(engine, **settings) as (client, _):
+        yield client
+
+
+@contextmanager
+def counted_client(engine: Engine, **settings: Any) -> Iterator[tuple[httpx.Client, Gates]]:
+    """Yield a client of a real API, and what that API counts."""
+    app = create_app(Settings(**settings), engine)
     with (
-        serving(create_app(Settings(**settings), engine)) as url,
+        serving(app) as url,
         httpx.Client(base_url=url, timeout=30, trust_env=False, verify=False) as client,
     ):
-        yield client
+        yield client, app.state.resources.gates
 
 
 @contextmanager
@@ -133,24 +143,11 @@ def encode_waiting(
     return len(dispatches)
 
 
-@contextmanager
 def encoding_meanwhile(
     engine: Engine, on_claim: Callable[[Claim], object] = lambda _: None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Encode waiting chunks in a thread while the block runs; `on_claim` is called with each claim first."""
-    is_over = threading.Event()
-
-    def work() -> None:
-        while not is_over.wait(0.01):
-            encode_waiting(engine, on_claim=on_claim)
-
-    thread = threading.Thread(target=work, name="stand-in worker")
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+    return repeating(lambda: encode_waiting(engine, on_claim=on_claim))
 
 
 def lines(items: list[dict[str, Any]]) -> bytes:

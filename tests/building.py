@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import uuid4
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Engine, text
 
 from indexer.context import RunContext
 from tests.api_server import encode_waiting
@@ -58,10 +58,6 @@ def table_of(generation: Generation) -> str:
     return f"vectormill.{generation.table_name}"
 
 
-def hold_nothing(connection: Connection) -> None:
-    """Replace the lock on a run in tests whose run has no row in the database."""
-
-
 class Rebuild:
     """A run that has read these items and submitted them for the generation that is being built."""
 
@@ -76,7 +72,13 @@ class Rebuild:
         self.reports: dict[str, Mapping[str, Any]] = {}
         self.generation = build(engine, spec)
         items = list(items)
-        self.run = make_run(self.generation, ask(engine, draw_seq), len(items), options or {})
+        self.run = make_run(
+            self.generation,
+            collection_id=self.generation.collection_id,
+            seq=ask(engine, draw_seq),
+            counts=RunCounts(num_seen=len(items)),
+            options=options or {},
+        )
         with engine.begin() as connection:
             seen = f"vectormill.run_{self.run.id.hex}_seen"
             connection.execute(text(f"CREATE UNLOGGED TABLE {seen} (key text NOT NULL)"))
@@ -91,33 +93,29 @@ class Rebuild:
             self.job = writer.finish()
 
     def context(self, check: Callable[[], None] = lambda: None) -> RunContext:
-        return RunContext(
-            self.run, self.engine, Settings(), Registry({}), check, self.reports.__setitem__, hold_nothing
-        )
+        return make_context(self.engine, self.run, check, self.reports.__setitem__)
 
 
-def make_run(generation: Generation, seq: int, num_seen: int, options: Mapping[str, Any]) -> Run:
+def make_context(
+    engine: Engine,
+    run: Run,
+    check: Callable[[], None] = lambda: None,
+    tell: Callable[[str, Mapping[str, Any]], None] = lambda phase, found: None,
+    **settings: Any,
+) -> RunContext:
+    """Return what an indexer gives the phases of a run; the run has no row in the database that is locked."""
+    chosen = Settings(**settings)
+    return RunContext(run, engine, chosen, Registry(chosen.models), check, tell, lambda connection: None)
+
+
+def make_run(generation: Generation | None = None, **given: Any) -> Run:
+    """Return a run that is under way, by default one of `docs` that checks the generation if there is one."""
     now = datetime.now(UTC)
-    return Run(
-        id=uuid4(),
-        seq=seq,
-        collection_id=generation.collection_id,
-        collection=generation.collection,
-        kind=REINDEX,
-        state=RUNNING,
-        phase=CHECKING,
-        generation_id=generation.id,
-        job_id=None,
-        spec=generation.spec,
-        options=options,
-        counts=RunCounts(num_seen=num_seen),
-        report={},
-        error=None,
-        schedule_id=None,
-        due_at=None,
-        attempt=1,
-        created_at=now,
-        started_at=now,
-        finished_at=None,
-        now=now,
-    )
+    values: dict[str, Any] = {
+        "id": uuid4(), "seq": None, "collection_id": 1, "collection": "docs", "kind": REINDEX, "state": RUNNING,
+        "phase": CHECKING, "generation_id": generation and generation.id, "job_id": None,
+        "spec": generation and generation.spec, "options": {}, "counts": RunCounts(), "report": {}, "error": None,
+        "schedule_id": None, "due_at": None, "attempt": 1, "created_at": now, "started_at": now, "finished_at": None,
+        "now": now,
+    }  # fmt: skip
+    return Run(**values | given)

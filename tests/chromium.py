@@ -12,16 +12,10 @@ NO_BROWSER: Final = (
 )
 # No name but this machine's resolves, so that a page that needs anything from the internet fails.
 ARGUMENTS: Final = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
-]
+]  # fmt: skip
 
 
 def find_chromium() -> str | None:

@@ -1,7 +1,5 @@
 """Tiny classifiers with random weights, and the logits that transformers computes with them for pairs."""
 
-import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tests.models import DEVICE, TEXTS, TOKENIZER_FILES, packaged_model
+from tests.models import DEVICE, TEXTS, add_tokenizer
 from tests.processors import without_bf16
 from vectormill.models.families import find_family
 from vectormill.models.model_card import ModelCard
@@ -24,24 +22,11 @@ from worker.tokens.tokenizer import Tokenizer
 STRUCTBERT = Path(__file__).parent / "data" / "structbert"
 # model_type of each family with a classification head -> the prefix of its classes in transformers.
 CLASSIFIERS = {
-    "albert": "Albert",
-    "bert": "Bert",
-    "camembert": "Camembert",
-    "deberta": "Deberta",
-    "deberta-v2": "DebertaV2",
-    "distilbert": "DistilBert",
-    "electra": "Electra",
-    "gemma": "Gemma",
-    "gemma2": "Gemma2",
-    "gemma3_text": "Gemma3Text",
-    "llama": "Llama",
-    "mistral": "Mistral",
-    "modernbert": "ModernBert",
-    "qwen2": "Qwen2",
-    "qwen3": "Qwen3",
-    "roberta": "Roberta",
-    "xlm-roberta": "XLMRoberta",
-}
+    "albert": "Albert", "bert": "Bert", "camembert": "Camembert", "deberta": "Deberta", "deberta-v2": "DebertaV2",
+    "distilbert": "DistilBert", "electra": "Electra", "gemma": "Gemma", "gemma2": "Gemma2",
+    "gemma3_text": "Gemma3Text", "llama": "Llama", "mistral": "Mistral", "modernbert": "ModernBert", "qwen2": "Qwen2",
+    "qwen3": "Qwen3", "roberta": "Roberta", "xlm-roberta": "XLMRoberta",
+}  # fmt: skip
 PAIRS = [(TEXTS[index], TEXTS[-index - 1]) for index in range(len(TEXTS))] + [
     (TEXTS[0], TEXTS[0]),
     ("short", TEXTS[12]),
@@ -71,13 +56,7 @@ def write_classifier(directory: Path, model_type: str, *, num_labels: int = 3, *
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(directory)
-    for file in TOKENIZER_FILES:
-        shutil.copy(packaged_model() / file, directory / file)
-    tokenizer_config = json.loads((directory / "tokenizer_config.json").read_text())
-    (directory / "tokenizer_config.json").write_text(
-        json.dumps(tokenizer_config | {"model_max_length": MAX_TOKENS})
-    )
-    return directory
+    return add_tokenizer(directory, model_max_length=MAX_TOKENS)
 
 
 def reference_logits(directory: Path, pairs: Sequence[tuple[str, str]] = PAIRS) -> NDArray[np.float32]:

@@ -47,3 +47,8 @@ def fresh_compiler(directory: Path) -> Iterator[None]:
     torch._dynamo.reset()
     for (config, name), value in zip(configs, before, strict=True):
         setattr(config, name, value)
+
+
+def count_graphs() -> int:
+    """Return the number of graphs that torch compiled since this process began or the counters were cleared."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,7 @@ class FaultyEncoder(DirectEncoder):
         return EncoderReport(choice, choice, choice, "none", 1, 0.0, num_streams=self._num_streams)
 
 
-def load_faulty_encoder(order: EncoderOrder) -> FaultyEncoder:
-    return FaultyEncoder(order)
-
-
-def load_two_streams(order: EncoderOrder) -> FaultyEncoder:
-    return FaultyEncoder(order, num_streams=2)
+load_two_streams = partial(FaultyEncoder, num_streams=2)
 
 
 def load_nothing(order: EncoderOrder) -> FaultyEncoder:
@@ -104,7 +100,7 @@ def making_engines(directory: Path) -> Iterator[MakeEngine]:
     """
     engines: list[Engine] = []
 
-    def make(function: str = "load_faulty_encoder", **settings: Any) -> Engine:
+    def make(function: str = "FaultyEncoder", **settings: Any) -> Engine:
         engine = Engine(
             CARD,
             split_processor(detect_inventory(), 1)[0],

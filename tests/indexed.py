@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
 from indexer.context import RunContext
-from tests.building import hold_nothing
+from tests.building import make_context, make_run
 from tests.database import ask
 from tests.protocol import SPEC
 from vectormill.collections.collection import Generation
@@ -20,11 +18,9 @@ from vectormill.collections.generation_tables import upsert_rows
 from vectormill.collections.indexes import FoundIndex, find_indexes
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Item
-from vectormill.models.registry import Registry
-from vectormill.runs.run import INDEX, INDEXING, RUNNING, Run, RunCounts
+from vectormill.runs.run import INDEX, INDEXING
 from vectormill.search.matches import find_matches
 from vectormill.search.search import Nearest, Search
-from vectormill.settings import Settings
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
 
@@ -77,22 +73,15 @@ def start_run(
     **settings: Any,
 ) -> tuple[RunContext, dict[str, Any]]:
     """Return the context of a run in phase indexing, and a dict that receives the run's reports."""
-    now = datetime.now(UTC)
-    run = Run(
-        id=uuid4(), seq=None, collection_id=1, collection="docs", kind=kind, state=RUNNING, phase=INDEXING,
-        generation_id=None, job_id=None, spec=None, options=options or {}, counts=RunCounts(), report={},
-        error=None, schedule_id=None, due_at=None, attempt=1, created_at=now, started_at=now, finished_at=None,
-        now=now,
-    )  # fmt: skip
+    run = make_run(kind=kind, phase=INDEXING, options=options or {})
     report: dict[str, Any] = {}
-    chosen = Settings(**{"index_rows": 100, **settings})
 
     def tell(phase: str, found: Mapping[str, Any]) -> None:
         assert phase == INDEXING
         report.clear()
         report.update(found)
 
-    return RunContext(run, engine, chosen, Registry(chosen.models), check, tell, hold_nothing), report
+    return make_context(engine, run, check, tell, **{"index_rows": 100, **settings}), report
 
 
 def indexes_of(engine: Engine, generation: Generation) -> list[FoundIndex]:

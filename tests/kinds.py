@@ -16,14 +16,8 @@ from vectormill.vectors.representations import Representations
 LABELS: Final = ("it's", "no %(one)s {0}", 'may"be\\')
 
 VECTORS: Final = EncodingSpec(
-    model="fake",
-    revision="1",
-    pooling="mean",
-    normalize=True,
-    dimensions=8,
-    prompt="",
-    max_tokens=64,
-)
+    model="fake", revision="1", pooling="mean", normalize=True, dimensions=8, prompt="", max_tokens=64,
+)  # fmt: skip
 SCORES: Final = replace(
     VECTORS, pooling="cls", dimensions=len(LABELS), task=JUDGE, labels=LABELS, activation="softmax"
 )

@@ -62,13 +62,17 @@ def write_transformer(directory: Path, architecture: str, *, pads_left: bool = F
     torch.manual_seed(0)
     config = getattr(transformers, f"{architecture}Config")(**sizes, **more)
     kind(config).save_pretrained(directory)
-    for name in TOKENIZER_FILES:
-        shutil.copy(packaged_model() / name, directory / name)
     # Set explicitly, because sentence-transformers gives RoBERTa and MPNet two tokens more than they have
     # positions.
-    changes = {"model_max_length": 64} | ({"padding_side": "left"} if pads_left else {})
-    tokenizer_config = json.loads((directory / "tokenizer_config.json").read_text())
-    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config | changes))
+    return add_tokenizer(directory, model_max_length=64, **{"padding_side": "left"} if pads_left else {})
+
+
+def add_tokenizer(directory: Path, **changes: Any) -> Path:
+    """Copy the packaged model's tokenizer into a model's directory, with these changes of its configuration."""
+    for name in TOKENIZER_FILES:
+        shutil.copy(packaged_model() / name, directory / name)
+    config = directory / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
     return directory
 
 
@@ -89,13 +93,7 @@ def write_wide_bert(directory: Path) -> Path:
         max_position_embeddings=8192,
     )
     transformers.BertModel(config).save_pretrained(directory)
-    for name in TOKENIZER_FILES:
-        shutil.copy(packaged_model() / name, directory / name)
-    tokenizer_config = json.loads((directory / "tokenizer_config.json").read_text())
-    (directory / "tokenizer_config.json").write_text(
-        json.dumps(tokenizer_config | {"model_max_length": 8192})
-    )
-    return directory
+    return add_tokenizer(directory, model_max_length=8192)
 
 
 def write_sentence_transformer(

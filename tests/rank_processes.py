@@ -1,10 +1,13 @@
-"""A replica that two devices share, as tests plan it, and the pids of its processes."""
+"""A replica that two devices share, as tests plan it, and engines that are stopped at the end."""
 
-import psutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from tests.faulty_engine import runner_pids
 from vectormill.models.model_card import ModelCard
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Inventory, parse_devices
+from worker.engine.engine import Engine
 from worker.placement.model_shape import read_model_shape
 from worker.placement.placement import PlanSettings
 from worker.placement.planner import plan_placement
@@ -23,7 +26,19 @@ def share_between_two(card: ModelCard, strategy: str) -> Sharing:
     return Sharing(placement.replicas[0], tuple(parse_devices(TWO_DEVICES, inventory)))
 
 
-def rank_pids() -> list[int]:
-    return [
-        child.pid for child in psutil.Process().children() if "runner_process" in " ".join(child.cmdline())
-    ]
+@contextmanager
+def starting_engines() -> Iterator[Callable[[Engine], Engine]]:
+    """Yield a function that starts an engine; at the end all are stopped, and no process of theirs may be left."""
+    engines: list[Engine] = []
+
+    def start(engine: Engine) -> Engine:
+        engines.append(engine)
+        engine.start()
+        return engine
+
+    try:
+        yield start
+    finally:
+        for engine in engines:
+            engine.stop()
+    assert runner_pids() == []

@@ -1,7 +1,6 @@
 """Models with several outputs, and those outputs as the engine's task computes them."""
 
 import json
-import shutil
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from tests.models import DEVICE, PACKED, TOKENIZER_FILES, packaged_model
+from tests.models import DEVICE, PACKED, add_tokenizer, packaged_model
 from vectormill.models.model_card import ModelCard
 from vectormill.models.random_embedder import M3
 from vectormill.models.registry import EncodingOptions, make_spec
@@ -42,7 +41,7 @@ def write_masked_language_model(directory: Path, kind: str = "Bert", **sizes: in
     """Write a …ForMaskedLM of random weights, of BERT-base's width and of two layers unless `sizes` differ."""
     whole = getattr(transformers, f"{kind}ForMaskedLM")(_configure(kind, sizes))
     _fill(whole).save_pretrained(directory)
-    return _add_tokenizer(directory)
+    return add_tokenizer(directory)
 
 
 def write_stanford_colbert(directory: Path, **told: object) -> Path:
@@ -57,7 +56,7 @@ def write_stanford_colbert(directory: Path, **told: object) -> Path:
     metadata: dict[str, object] = {"dim": 128, "query_maxlen": 32, "doc_maxlen": 40, "mask_punctuation": True}
     metadata |= {"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "attend_to_mask_tokens": False}
     (directory / "artifact.metadata").write_text(json.dumps(metadata | told))
-    return _add_tokenizer(directory)
+    return add_tokenizer(directory)
 
 
 def write_pylate_colbert(directory: Path, **told: object) -> Path:
@@ -110,12 +109,6 @@ def _fill(module: Any) -> Any:
             values = numbers.standard_normal(tuple(parameter.shape), np.float32) * 0.02
             parameter.copy_(torch.from_numpy(values + is_norm))
     return module
-
-
-def _add_tokenizer(directory: Path) -> Path:
-    for name in TOKENIZER_FILES:
-        shutil.copy(packaged_model() / name, directory / name)
-    return directory
 
 
 def load(

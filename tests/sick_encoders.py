@@ -3,6 +3,7 @@
 import itertools
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -72,41 +73,8 @@ def take_illness(path: Path) -> bool:
     return num_sick > 0
 
 
-def load_soon_ill(order: EncoderOrder) -> FaultyEncoder:
-    return SickEncoder(order, FEW_BATCHES, "could not execute a primitive")
-
-
-def load_soon_exhausted(order: EncoderOrder) -> FaultyEncoder:
-    return SickEncoder(order, FEW_BATCHES, "could not create a primitive")
-
-
-def load_soon_wrong(order: EncoderOrder) -> FaultyEncoder:
-    """Return an encoder that raises once, then returns nonsense, as openvino after it ran out of memory."""
-    return WrongEncoder(order, FEW_BATCHES, "")
-
-
-def load_soon_ill_on_two_streams(order: EncoderOrder) -> FaultyEncoder:
-    return SickEncoder(order, FEW_BATCHES, "could not execute a primitive", num_streams=2)
-
-
-def load_ill_behind_its_first_word(order: EncoderOrder) -> FaultyEncoder:
-    return SickEncoder(order, 1, "could not execute a primitive")
-
-
-def load_ill_behind_the_canary(order: EncoderOrder) -> FaultyEncoder:
-    return SickEncoder(order, 2, "could not execute a primitive")
-
-
-def load_moody(order: EncoderOrder) -> FaultyEncoder:
-    return MoodyEncoder(order)
-
-
-def load_poisoned(order: EncoderOrder) -> FaultyEncoder:
-    return PoisonedEncoder(order)
-
-
 class WrongEncoder(SickEncoder):
-    """An encoder that raises once and returns nonsense from then on."""
+    """An encoder that raises once, then returns nonsense, as openvino after it ran out of memory."""
 
     def encode(self, batch: Batch) -> Ragged:
         results = super().encode(batch)
@@ -141,10 +109,6 @@ class ChangedEncoder(FaultyEncoder):
         return replace(report, attention="padded (sdpa)", longest_bucket=64)
 
 
-def load_changed(order: EncoderOrder) -> FaultyEncoder:
-    return ChangedEncoder(order)
-
-
 class DriftingEncoder(FaultyEncoder):
     """An encoder whose vectors turn a little while the file of the fault exists."""
 
@@ -157,5 +121,9 @@ class DriftingEncoder(FaultyEncoder):
         return results
 
 
-def load_drifting(order: EncoderOrder) -> FaultyEncoder:
-    return DriftingEncoder(order)
+load_soon_ill = partial(SickEncoder, num_sound=FEW_BATCHES, reason="could not execute a primitive")
+load_soon_exhausted = partial(SickEncoder, num_sound=FEW_BATCHES, reason="could not create a primitive")
+load_soon_wrong = partial(WrongEncoder, num_sound=FEW_BATCHES, reason="")
+load_soon_ill_on_two_streams = partial(load_soon_ill, num_streams=2)
+load_ill_behind_its_first_word = partial(load_soon_ill, num_sound=1)
+load_ill_behind_the_canary = partial(load_soon_ill, num_sound=2)

@@ -34,6 +34,15 @@ opwbXSKjsvgB9mvHEGcc8KBeT9qhRANCAAQ+deBuxnqZw0aAId7XQvin3hmWs+RY
 """
 
 
+def connect(target: tuple[str, int] | str) -> socket.socket:
+    """Connect to a server by host and port, or by the path of its socket."""
+    if not isinstance(target, str):
+        return socket.create_connection(target)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(target)
+    return connection
+
+
 class Front(ThreadingTCPServer):
     """A TLS server that forwards each connection, in a thread of its own, to an address or a Unix socket."""
 
@@ -45,13 +54,6 @@ class Front(ThreadingTCPServer):
         self.is_postgres = is_postgres
         self.open: set[socket.socket] = set()
         super().__init__(("127.0.0.1", 0), Passage)
-
-    def reach(self) -> socket.socket:
-        if not isinstance(self.upstream, str):
-            return socket.create_connection(self.upstream)
-        reached = socket.socket(socket.AF_UNIX)
-        reached.connect(self.upstream)
-        return reached
 
     def end(self) -> None:
         """End all connections, for which server_close waits."""
@@ -72,7 +74,7 @@ class Passage(BaseRequestHandler):
                 self.request.sendall(b"S")
             with (
                 self.server.context.wrap_socket(self.request, server_side=True) as client,
-                self.server.reach() as upstream,
+                connect(self.server.upstream) as upstream,
             ):
                 self.server.open.add(upstream)
                 try:

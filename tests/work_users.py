@@ -26,7 +26,7 @@ from tests.database import ask
 from tests.indexers import ListedSource, row, start_run
 from tests.obedient_engine import ObedientEngine, encoding_chunks, run_to_end
 from tests.protocol import SPEC, submit
-from tests.request_batches import keep_all, line, write
+from tests.request_batches import finish, keep_all, line, write
 from tests.webhooks import make_webhook
 from vectormill.batches.batches import BATCHES, HeldBatch, cancel_batch, claim_batch, create_batch
 from vectormill.batches.files import FileWriter
@@ -186,10 +186,7 @@ class ValidatingBatches:
         process_batch(held)
 
     def finish(self, engine: Engine) -> None:
-        keep_all(engine)
-        while encode_waiting(engine):
-            keep_all(engine)
-        keep_all(engine)
+        finish(engine)
 
     def cancel(self, connection: Connection) -> None:
         batch_id = connection.execute(text("SELECT id FROM vectormill.request_batches")).scalar_one()

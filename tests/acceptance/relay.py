@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from tests.tls import connect
+
 Target = tuple[str, int] | str  # host and port, or the path of a socket
 # Called with each piece that a client sends; after True the piece is forwarded and the connection breaks
 # before the answer.
@@ -29,7 +31,7 @@ def relay(
             with suppress(OSError):  # the listener was closed
                 while True:
                     client, _ = listener.accept()
-                    server = _connect(target)
+                    server = connect(target)
                     open_sockets.update((client, server))
                     is_lost = threading.Event()
                     there = (client, server, make_cut(), is_lost)
@@ -44,14 +46,6 @@ def relay(
             listener.shutdown(socket.SHUT_RDWR)
             for each in open_sockets:
                 each.close()
-
-
-def _connect(target: Target) -> socket.socket:
-    if isinstance(target, str):
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(target)
-        return connection
-    return socket.create_connection(target)
 
 
 def _copy(source: socket.socket, sink: socket.socket, is_last: IsLast, is_lost: threading.Event) -> None:

@@ -11,19 +11,10 @@ DOCS = ROOT / "docs"
 PACKAGES = ("api", "indexer", "scheduler", "vectormill", "worker")
 # Folders that hold all of one feature, its SQL too (decision 0049).
 FEATURES = (
-    "vectormill/batches",
-    "vectormill/collections",
-    "vectormill/jobs",
-    "vectormill/keys",
-    "vectormill/objects",
-    "vectormill/quotes",
-    "vectormill/runs",
-    "vectormill/schedules",
-    "vectormill/search",
-    "vectormill/sources",
-    "vectormill/webhooks",
-    "vectormill/workers",
-)
+    "vectormill/batches", "vectormill/collections", "vectormill/jobs", "vectormill/keys", "vectormill/objects",
+    "vectormill/quotes", "vectormill/runs", "vectormill/schedules", "vectormill/search", "vectormill/sources",
+    "vectormill/webhooks", "vectormill/workers",
+)  # fmt: skip
 FOLDERS = (*PACKAGES, "alembic", "benchmarks", "deploy", "tests", "tools")
 
 

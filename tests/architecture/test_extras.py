@@ -33,17 +33,8 @@ class Without:
 sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 """
 HEAVY = {
-    "torch",
-    "psycopg",
-    "sqlalchemy",
-    "celery",
-    "kombu",
-    "redis",
-    "fastapi",
-    "pyarrow",
-    "alembic",
-    "zstandard",
-}
+    "torch", "psycopg", "sqlalchemy", "celery", "kombu", "redis", "fastapi", "pyarrow", "alembic", "zstandard",
+}  # fmt: skip
 
 
 def run(program: str, *extras: str, **variables: str) -> "subprocess.CompletedProcess[str]":

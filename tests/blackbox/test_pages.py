@@ -27,19 +27,9 @@ vectormill status "$(vectormill submit known.jsonl --collection docs)" --watch
 """
 ARTICLES = "vectormill collections create articles --keep-text; vectormill collections create handbook"
 PREPARED = {
-    "README": "",
-    "QUICKSTART": "",
-    "GUIDE": "",
-    "JOBS": "",
-    "MIGRATE": "",
-    "BACKUP": "",
-    "MACHINES": "",
-    "SEARCH": DOCS,
-    "COLLECTIONS": "",
-    "SOURCES": ARTICLES,
-    "INDEXES": DOCS,
-    "SIZING": DOCS,
-}
+    "README": "", "QUICKSTART": "", "GUIDE": "", "JOBS": "", "MIGRATE": "", "BACKUP": "", "MACHINES": "",
+    "SEARCH": DOCS, "COLLECTIONS": "", "SOURCES": ARTICLES, "INDEXES": DOCS, "SIZING": DOCS,
+}  # fmt: skip
 TEXTS = (
     "How do I read a zip file?",
     "Parse a date from a string.",

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.compiler import set_stance
 from torch.nn.functional import cosine_similarity
 
-from tests.compiled import IGNORES_TORCHS_WARNING, NEEDS_COMPILER, fresh_compiler
+from tests.compiled import IGNORES_TORCHS_WARNING, NEEDS_COMPILER, count_graphs, fresh_compiler
 from tests.contract.packed_models import MODELS, make_transformer
 from vectormill.domain.errors import ModelError
 from worker.batching.batch import Batch
 from worker.encoder.choice import read_attention_shape
 from worker.encoder.switches import SwitchChoice
 from worker.model import compilation
-from worker.model.compilation import MOST_GRAPHS, compile_layers, count_graphs, forget_graphs
+from worker.model.compilation import MOST_GRAPHS, compile_layers, forget_graphs
 from worker.model.packed import (
     EXACT,
     OPAQUE,

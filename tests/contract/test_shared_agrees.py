@@ -87,7 +87,9 @@ def save_models_of_two_ranks(directory: Path, wanted: set[str]) -> None:
         (directory / name / SEQUENCES).write_bytes(pickle.dumps(list_sequences(model)))
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
+@pytest.fixture(
+    scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)], ids=["2 ranks", "4 ranks"]
+)
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Shared:
     """The number of ranks, the directory of the models, and what every rank has answered."""
     world_size: int = request.param

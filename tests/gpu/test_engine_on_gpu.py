@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tests.gpu.cramped import CRAMPED_BYTES
 from tests.gpu.devices import NEEDS_GPU, NEEDS_TWO_GPUS, find_device
+from tests.rank_processes import starting_engines
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from vectormill.settings import process_environment
 from worker.devices.detect import DeviceSampler, detect_inventory
@@ -36,20 +37,15 @@ MakeEngine = Callable[..., Engine]
 @pytest.fixture(scope="module")
 def make_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeEngine]:
     """Starts engines, and stops them at the end."""
-    engines: list[Engine] = []
 
     def make(kind: str, *, sharing: Sharing | None = None, factory: str = "", **settings: Any) -> Engine:
         device = find_device(kind) if sharing is None else sharing.devices[0]
         more: dict[str, Any] = {"factory": factory} if factory else {}
         cache = tmp_path_factory.mktemp("cache")
-        engine = Engine(CARD, device, WorkerSettings(**settings), cache, sharing=sharing, **more)
-        engines.append(engine)
-        engine.start()
-        return engine
+        return start(Engine(CARD, device, WorkerSettings(**settings), cache, sharing=sharing, **more))
 
-    yield make
-    for engine in engines:
-        engine.stop()
+    with starting_engines() as start:
+        yield make
 
 
 @pytest.fixture(scope="module")

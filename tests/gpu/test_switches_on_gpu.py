@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import current_flash_attention_impl, restore_flash_attention_impl
 from torch.nn.functional import cosine_similarity
 
-from tests.compiled import IGNORES_TORCHS_WARNING, NEEDS_COMPILER, fresh_compiler
+from tests.compiled import IGNORES_TORCHS_WARNING, NEEDS_COMPILER, count_graphs, fresh_compiler
 from tests.contract.packed_models import MODELS, make_transformer
 from tests.gpu.devices import NEEDS_GPU, find_device
 from vectormill.models.registry import DEFAULT_MODEL, Registry
@@ -26,7 +26,6 @@ from worker.encoder.backends import load_encoder
 from worker.encoder.choice import read_attention_shape
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.encoder.switches import SWITCHES, SwitchChoice
-from worker.model.compilation import count_graphs
 from worker.model.packed import (
     DIRECT,
     EXACT,

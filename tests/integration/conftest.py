@@ -4,11 +4,17 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
+from redis import Redis
 from sqlalchemy import Engine
 
+from tests.api_server import api_client
+from tests.clusters import new_directory
 from tests.faulty_engine import MakeEngine, making_engines
 from tests.services import connected_engine, migrated_database, running_postgres, running_valkey
+from tests.webhook_receiver import Receiver, receiving
+from vectormill.embedded.stack import EmbeddedStack
 
 # Threads that meet after every tiny product take forty times the product: the reference of a certificate takes 7 s of
 # processor time with two, on cores that others use too, and 0.2 s with one. A worker sets its own number.
@@ -53,6 +59,40 @@ def database_url(postgres_url: str) -> Iterator[str]:
 def engine(database_url: str) -> Iterator[Engine]:
     with connected_engine(database_url) as engine:
         yield engine
+
+
+@pytest.fixture
+def http(engine: Engine, request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    """A client of an API on the test's database, with the API_SETTINGS of the test's file if it has some."""
+    with api_client(engine, **getattr(request.module, "API_SETTINGS", {})) as http:
+        yield http
+
+
+@pytest.fixture
+def client(http: httpx.Client) -> httpx.Client:
+    return http
+
+
+@pytest.fixture
+def redis(redis_url: str) -> Iterator[Redis]:
+    """Empty: what an earlier test's worker said of itself is gone."""
+    with Redis.from_url(redis_url) as redis:
+        redis.flushall()
+        yield redis
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def data_dir() -> Iterator[Path]:
+    """A data directory that does not exist yet, which any user can reach; removed with its servers."""
+    with new_directory() as directory:
+        yield directory / "data"
+        EmbeddedStack(directory / "data").destroy()
 
 
 @pytest.fixture

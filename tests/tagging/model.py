@@ -1,12 +1,10 @@
 """A tiny tagger with random weights, for tests."""
 
-import json
-import shutil
 from pathlib import Path
 
 import torch
 
-from tests.models import TOKENIZER_FILES, packaged_model
+from tests.models import add_tokenizer
 
 LABELS = ("O", "B-person", "I-person", "B-place", "I-place")
 MAX_TOKENS = 64
@@ -33,8 +31,4 @@ def write_tagger(directory: Path) -> Path:
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.3)
     model.save_pretrained(directory)
-    for file in TOKENIZER_FILES:
-        shutil.copy(packaged_model() / file, directory / file)
-    told = json.loads((directory / "tokenizer_config.json").read_text()) | {"model_max_length": MAX_TOKENS}
-    (directory / "tokenizer_config.json").write_text(json.dumps(told))
-    return directory
+    return add_tokenizer(directory, model_max_length=MAX_TOKENS)

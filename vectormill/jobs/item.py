@@ -79,10 +79,6 @@ class Item:
         """Return a 16-byte hash of the text."""
         return blake2b(self.text, digest_size=16).digest()
 
-    def metadata_hash(self) -> bytes | None:
-        """Return a 16-byte hash of the metadata as it is written; None if there is none."""
-        return blake2b(self.metadata, digest_size=16).digest() if self.metadata else None
-
 
 @dataclass(frozen=True, slots=True)
 class Items(Sequence[Item]):
@@ -157,7 +153,7 @@ class Items(Sequence[Item]):
         )
 
     def metadata_hashes(self) -> list[bytes]:
-        """Return the hash of each item's metadata, as Item.metadata_hash does; empty if there is none."""
+        """Return a 16-byte hash of each item's metadata as it is written; empty if there is none."""
         return [blake2b(text, digest_size=16).digest() if text else b"" for text in self.metadata]
 
 

@@ -39,8 +39,6 @@ NEW: Final = "n"
 CHANGED: Final = "c"
 METADATA_ONLY: Final = "m"
 
-Driver = psycopg.Connection[Any]
-
 
 class StageLost(RunError):
     """Postgres restarted after a crash and lost the staged rows; the run will read its source again."""

@@ -57,11 +57,6 @@ def forget_graphs(network: PackedNetwork, attention: str) -> None:
     network.transformer.set_attn_implementation(attention)
 
 
-def count_graphs() -> int:
-    """Return the number of graphs compiled since this process began or the counters were cleared."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-
-
 def _choose_by_size(compiled: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
     def call(hidden_states: torch.Tensor, *args: Any, **options: Any) -> Any:
         chosen = compiled if hidden_states.shape[1] >= FEWEST_TOKENS else plain

@@ -1,12 +1,10 @@
 """Health, metrics, models and the API's own description."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import httpx
-import pytest
 from sqlalchemy import Engine, event
 
 from tests.api_server import ITEMS, api_client, submit
@@ -15,12 +13,7 @@ from vectormill.workers.workers import beat_indexer, beat_scheduler, beat_worker
 
 MODEL = "all-MiniLM-L6-v2"
 NO_REDIS = "redis://127.0.0.1:1/0"
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine, redis_url=NO_REDIS) as client:
-        yield client
+API_SETTINGS = {"redis_url": NO_REDIS}
 
 
 def start_others(engine: Engine) -> None:

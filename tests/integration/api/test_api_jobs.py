@@ -32,12 +32,6 @@ from vectormill.settings import Settings
 from vectormill.workers.workers import beat_worker
 
 
-@pytest.fixture
-def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine) as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def refusing_client(postgres_url: str) -> Iterator[httpx.Client]:
     with refusing_api(postgres_url) as (client, _):

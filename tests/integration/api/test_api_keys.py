@@ -1,7 +1,6 @@
 """The door of the API: keys, their scopes and their end, names of hosts, and pages of others."""
 
 import json
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -47,12 +46,6 @@ def add_key(
 def revoke(engine: Engine, name: str) -> None:
     with engine.begin() as connection:
         revoke_key(connection, name)
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine) as client:
-        yield client
 
 
 def test_an_idempotency_key_belongs_to_the_api_key_that_brought_it(

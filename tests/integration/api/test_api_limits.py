@@ -12,33 +12,23 @@ import httpx
 import pytest
 from sqlalchemy import Engine, text
 
-from api.app import create_app
-from api.limits.gates import Gate, Gates
+from api.limits.gates import Gate
 from tests.api_server import (
     ITEMS,
     NDJSON,
     api_client,
     assert_problem,
     count_jobs,
+    counted_client,
     lines,
     many,
-    serving,
     submit,
 )
 from tests.waiting import wait_for
 from vectormill.collections.collection import RESERVED_WORDS
-from vectormill.settings import Settings
 
 JSON = {"Content-Type": "application/json"}
 NDJSON_HEADERS = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
-
-
-@contextmanager
-def counted_client(engine: Engine, **settings: Any) -> Iterator[tuple[httpx.Client, Gates]]:
-    """A client of a real API, and what that API counts."""
-    app = create_app(Settings(**settings), engine)
-    with serving(app) as url, httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
-        yield client, app.state.resources.gates
 
 
 def is_in(gate: Gate, amount: int) -> None:

@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.api_server import JSON, api_client, assert_problem, lines
+from tests.api_server import JSON, assert_problem, lines
 from tests.chunk_work import encode_all, working
+from tests.commands import run
 from tests.database import execute
 from tests.indexers import KeptSource, indexing
 from tests.models import DEVICE
 from tests.rexuninlu import GOLDEN, describe, find_case, summarize
-from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.models.registry import Registry
 from vectormill.settings import ModelEntry
@@ -32,6 +32,7 @@ MODELS = {MODEL: ModelEntry(path=str(GOLDEN / "model"))}
 CASE = find_case("ee_sport")
 ITEMS = [{"key": f"k{number}", "text": CASE["text"] + " " * number} for number in range(5)]
 BLANK = {"key": "blank", "text": " "}
+API_SETTINGS = {"models": MODELS, "chunk_max_items": 2}
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +42,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EncodingEngine]:
     engine.start()
     yield engine
     engine.stop()
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine, models=MODELS, chunk_max_items=2) as client:
-        yield client
 
 
 def submit(client: httpx.Client, items: list[dict[str, Any]], **options: Any) -> httpx.Response:
@@ -120,9 +115,9 @@ def test_a_command_fills_a_collection_of_records(
     texts.write_bytes(lines(ITEMS))
     schema.write_text(json.dumps(CASE["schema"]), encoding="utf-8")
     arguments = (str(texts), "--schema", str(schema), "-o", str(out), "--model", MODEL)
-    with working(engine, model, MODEL), pytest.raises(SystemExit) as end:
-        main(("extract", *arguments, "--collection", "entities", "--api-url", str(client.base_url)))
-    assert not end.value.code
+    place = ("--collection", "entities", "--api-url", str(client.base_url))
+    with working(engine, model, MODEL):
+        assert run("extract", *arguments, *place) == 0
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     kept = execute(engine, "SELECT key, output FROM entities ORDER BY key").all()
     assert [row.key for row in kept] == [row["key"] for row in rows]

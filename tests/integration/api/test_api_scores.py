@@ -15,12 +15,12 @@ from sqlalchemy import Engine, text
 from tests.api_server import JSON, api_client, assert_problem, lines
 from tests.chunk_work import encode_all, working
 from tests.classifiers import STRUCTBERT
+from tests.commands import run
 from tests.database import execute
 from tests.indexers import KeptSource, indexing
 from tests.models import DEVICE
 from tests.queries import listening
 from vectormill.broker.queries import name_space
-from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.models.registry import Registry
 from vectormill.settings import ModelEntry
@@ -205,12 +205,6 @@ def test_a_pair_is_put_where_scores_are_kept_and_nowhere_else(
     assert client.get("/v1/collections/duplicates/items/a/b").status_code == 404
 
 
-def run(*arguments: str) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    assert not end.value.code
-
-
 def test_commands_fill_a_collection_of_scores_and_tell_of_it(
     client: httpx.Client,
     engine: Engine,
@@ -222,23 +216,26 @@ def test_commands_fill_a_collection_of_scores_and_tell_of_it(
     pairs, out = tmp_path / "pairs.jsonl", tmp_path / "scores.jsonl"
     pairs.write_bytes(lines(ITEMS))
     with working(engine, model, MODEL):
-        run("score", str(pairs), "-o", str(out), "--model", MODEL, "--collection", "duplicates", *place)
+        assert (
+            run("score", str(pairs), "-o", str(out), "--model", MODEL, "--collection", "duplicates", *place)
+            == 0
+        )
         put = ("items", "put", "duplicates", "put", ITEMS[0]["text"], "--pair", ITEMS[0]["text_pair"])
-        run(*put, "--wait", "60", *place)
+        assert run(*put, "--wait", "60", *place) == 0
     scored = {row["key"]: row for row in map(json.loads, out.read_text(encoding="utf-8").splitlines())}
     assert scored.keys() == {item["key"] for item in ITEMS}
     capsys.readouterr()
 
-    run("items", "get", "duplicates", "put", *place)
+    assert run("items", "get", "duplicates", "put", *place) == 0
     assert json.loads(capsys.readouterr().out)["probabilities"] == pytest.approx(
         scored[ITEMS[0]["key"]]["probabilities"], abs=1e-6
     )
-    run("collections", "show", "duplicates", *place)
+    assert run("collections", "show", "duplicates", *place) == 0
     assert f"{MODEL}, scores of 0, 1" in capsys.readouterr().out
-    run("collections", "list", *place)
+    assert run("collections", "list", *place) == 0
     assert f"\nduplicates\tscores\t{MODEL}\t" in capsys.readouterr().out
     exported = tmp_path / "exported.jsonl"
-    run("collections", "export", "duplicates", "-o", str(exported), "--include", "score", *place)
+    assert run("collections", "export", "duplicates", "-o", str(exported), "--include", "score", *place) == 0
     rows = list(map(json.loads, exported.read_text(encoding="utf-8").splitlines()))
     assert [row for row in rows if row["key"] != "put"] == [
         scored[row["key"]] for row in rows if row["key"] != "put"

@@ -31,18 +31,12 @@ from tests.models import packaged_model
 from tests.waiting import wait_for
 from vectormill.settings import ModelEntry
 
-LIMITS = {"chunk_max_items": 4, "max_json_bytes": 4096, "max_line_bytes": 2048}
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine, **LIMITS) as client:
-        yield client
+API_SETTINGS = {"chunk_max_items": 4, "max_json_bytes": 4096, "max_line_bytes": 2048}
 
 
 @pytest.fixture(scope="module")
 def refusing(postgres_url: str) -> Iterator[tuple[httpx.Client, Engine]]:
-    with refusing_api(postgres_url, **LIMITS) as client_and_engine:
+    with refusing_api(postgres_url, **API_SETTINGS) as client_and_engine:
         yield client_and_engine
 
 

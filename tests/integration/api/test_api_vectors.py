@@ -1,23 +1,16 @@
 """A job's vectors over HTTP, in every format."""
 
 import io
-from collections.abc import Iterator
 
 import httpx
 import numpy as np
-import pytest
 from sqlalchemy import Engine
 
-from tests.api_server import api_client, assert_problem, encode_waiting, many, submit
+from tests.api_server import assert_problem, encode_waiting, many, submit
 
 ITEMS = [*many(5), {"key": "blank", "text": " "}, *[{"key": f"x{n}", "text": f"more {n}"} for n in range(5)]]
 GOOD = [item for item in ITEMS if item["key"] != "blank"]
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine, chunk_max_items=3) as client:
-        yield client
+API_SETTINGS = {"chunk_max_items": 3}
 
 
 def test_a_job_that_has_not_ended_is_exported_only_when_parts_are_asked_for(

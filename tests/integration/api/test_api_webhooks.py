@@ -1,6 +1,6 @@
 """Webhooks over HTTP, by the client and by the command line, on a real API and a real Postgres."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,8 +11,9 @@ from sqlalchemy import Engine
 from api.door.scopes import find_scope
 from scheduler.webhooks import WebhookSender
 from tests.api_server import api_client, assert_problem, encode_waiting, many, submit
-from tests.webhook_receiver import Receiver, receiving
-from vectormill.cli.app import main
+from tests.commands import Say, saying
+from tests.commands import run as run_command
+from tests.webhook_receiver import Receiver
 from vectormill.client import Client
 from vectormill.operations import OPERATIONS
 from vectormill.problems import ApiError
@@ -20,14 +21,7 @@ from vectormill.settings import Settings
 from vectormill.webhooks.deliveries import claim_deliveries, record_reply
 from vectormill.webhooks.webhook import EVENTS, Reply
 
-Run = Callable[..., str]
 URL = "https://example.com/hook"
-
-
-@pytest.fixture
-def http(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine) as client:
-        yield client
 
 
 @pytest.fixture
@@ -37,15 +31,8 @@ def client(http: httpx.Client) -> Iterator[Client]:
 
 
 @pytest.fixture
-def run(http: httpx.Client, capsys: pytest.CaptureFixture[str]) -> Run:
-    def run_command(*arguments: str, code: int = 0) -> str:
-        with pytest.raises(SystemExit) as end:
-            main(["webhooks", *arguments, "--api-url", str(http.base_url)])
-        shown = capsys.readouterr()
-        assert (end.value.code or 0) == code, shown.err
-        return shown.out + shown.err
-
-    return run_command
+def run(http: httpx.Client, capsys: pytest.CaptureFixture[str]) -> Say:
+    return saying(http, capsys, "webhooks")
 
 
 def fail_all(engine: Engine) -> int:
@@ -147,7 +134,7 @@ def test_the_metrics_tell_outcomes_and_how_long_the_oldest_event_waits(
 
 
 def test_the_command_line_makes_shows_rotates_and_deletes(
-    engine: Engine, http: httpx.Client, run: Run
+    engine: Engine, http: httpx.Client, run: Say
 ) -> None:
     made = run("create", URL, "--event", "job.completed", "--description", "Team search")
     assert "receives job.completed" in made
@@ -169,12 +156,6 @@ def test_the_command_line_makes_shows_rotates_and_deletes(
     assert len(run("list").splitlines()) == 1  # the titles
 
 
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as receiver:
-        yield receiver
-
-
 def test_a_test_event_says_what_the_receiver_answered(
     engine: Engine, receiver: Receiver, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,8 +169,6 @@ def test_a_test_event_says_what_the_receiver_answered(
             (404, 3, "The receiver answered 404."),
         ):
             receiver.answer = lambda message, status=status: status  # type: ignore[misc]
-            with pytest.raises(SystemExit) as end:
-                main(["webhooks", "test", "1", "--api-url", str(http.base_url)])
-            assert (end.value.code or 0) == code
+            assert run_command("webhooks", "test", "1", "--api-url", str(http.base_url)) == code
             assert words in capsys.readouterr().err
     assert receiver.messages[0].verify(secret)["type"] == "webhook.test"

@@ -1,7 +1,6 @@
 """Batches when something ends in the middle: a client's connection, a lease. An indexer: tests/integration/work."""
 
 import socket
-import threading
 from typing import Any
 
 import httpx
@@ -14,6 +13,7 @@ from tests.acceptance.relay import relay
 from tests.api_server import encode_waiting
 from tests.database import execute
 from tests.request_batches import create, end_leases, finish, keep_all, line, load_file, write
+from tests.waiting import run_together
 from vectormill.batches.batches import HeldBatch, claim_batch
 from vectormill.batches.files import FileWriter
 from vectormill.batches.request_batch import RequestBatch
@@ -94,11 +94,7 @@ def test_two_that_ask_at_once_have_one_batch(client: openai.OpenAI, engine: Engi
         )
         names.append(batch.id)
 
-    threads = [threading.Thread(target=ask) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(*6 * [ask])
     assert (len(names), len(set(names)), count(engine, "request_batches")) == (6, 1, 1)
 
 

@@ -18,12 +18,7 @@ LINES = b"".join(b'{"custom_id": "%d"}\n' % number for number in range(1000))
 LARGE = bytes(range(256)) * (PART_BYTES // 64) + b"end"
 BOUNDARY = "limit"
 FORM = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
-
-
-@pytest.fixture
-def http(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine, max_file_bytes=2 * len(LARGE)) as client:
-        yield client
+API_SETTINGS = {"max_file_bytes": 2 * len(LARGE)}
 
 
 def count(engine: Engine, table: str) -> int:

@@ -1,6 +1,5 @@
 """Messages that Redis lost, all or one, and dispatchers that died before they rang: dispatched again within seconds."""
 
-from collections.abc import Iterator
 from unittest.mock import MagicMock
 
 import pytest
@@ -16,14 +15,6 @@ from vectormill.jobs.chunks import claim_chunk
 
 BULK = list_of(SPEC.model, priority=5)
 INTERACTIVE = list_of(SPEC.model, priority=0)
-
-
-@pytest.fixture
-def redis(redis_url: str) -> Iterator[Redis]:
-    client = Redis.from_url(redis_url)
-    client.flushall()
-    yield client
-    client.close()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from tests.database import ask
 from tests.obedient_engine import ObedientEngine, encoding_chunks
 from tests.protocol import SPEC, dispatch_all, make_items, vector_of
 from tests.protocol import submit as submit_directly
+from tests.waiting import run_together
 from vectormill.collections.generation_tables import find_ranges, keep_ranges
 from vectormill.domain.encoding import VECTOR_TYPES
 from vectormill.jobs.export import read_vectors
@@ -133,11 +134,7 @@ def test_ranges_are_measured_once_by_whoever_is_first(engine: Engine) -> None:
     first, second = CountingEngine(), CountingEngine(scale=2)
     calibrator, other = Calibrator(engine, first.encode), Calibrator(engine, second.encode)
     never = threading.Event()
-    threads = [threading.Thread(target=calibrator.prepare, args=(spec, never)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(*4 * [lambda: calibrator.prepare(spec, never)])
     other.prepare(spec, never)
     for vector_type in (None, "float32", "float16", "binary"):  # which have no codes
         other.prepare(replace(SPEC, vector_type=vector_type), never)

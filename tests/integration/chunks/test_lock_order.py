@@ -97,26 +97,33 @@ def wait_until_blocked(engine: Engine, ended: threading.Event) -> bool:
     return False
 
 
-def overlap(engine: Engine, scene: Scene, first: Step, second: Step) -> bool:
+def overlap(engine: Engine, first: Callable[..., object], second: Callable[..., object], *given: Any) -> bool:
     """Runs the second step while the first is done and not committed; whether it had to wait for it."""
+    with engine.begin() as connection:
+        first(connection, *given)
+        is_blocked, end = begin_beside(engine, second, *given)
+    end()
+    return is_blocked
+
+
+def begin_beside(engine: Engine, act: Callable[..., object], *given: Any) -> tuple[bool, Callable[[], None]]:
+    """Begin a transaction in a thread; return whether it waits for a lock, and a function that waits for its end."""
     ended, errors = threading.Event(), []
 
-    def run_second() -> None:
+    def run() -> None:
         try:
-            ask(engine, second, scene)
+            ask(engine, act, *given)
         except Exception as error:
             errors.append(error)
         finally:
             ended.set()
 
-    thread = threading.Thread(target=run_second, daemon=True)
-    with engine.begin() as connection:
-        first(connection, scene)
-        thread.start()
-        is_blocked = wait_until_blocked(engine, ended)
-    assert ended.wait(60)
-    assert not errors, errors
-    return is_blocked
+    def end() -> None:
+        assert ended.wait(60)
+        assert not errors, errors
+
+    threading.Thread(target=run, daemon=True).start()
+    return wait_until_blocked(engine, ended), end
 
 
 @pytest.mark.parametrize("wish", JOB_CHANGES)
@@ -126,7 +133,7 @@ def test_a_wish_and_any_step_end_whichever_is_first(engine: Engine, wish: str) -
             scene = Scene(engine)
             if wish == "retry":
                 execute(engine, PAUSES)
-            overlap(engine, scene, first, second)
+            overlap(engine, first, second, scene)
             with engine.connect() as connection:
                 assert find_job(connection, scene.job.id).num_open_chunks >= 0, name
                 connection.execute(text("TRUNCATE vectormill.jobs CASCADE"))
@@ -136,7 +143,7 @@ def test_a_wish_and_any_step_end_whichever_is_first(engine: Engine, wish: str) -
 @pytest.mark.parametrize("wish", ["pause", "cancel"])
 @pytest.mark.parametrize("step", ["claim", "recall"])
 def test_a_wish_never_waits_for_a_chunk(engine: Engine, wish: str, step: str) -> None:
-    assert not overlap(engine, Scene(engine), STEPS[step], JOB_CHANGES[wish])
+    assert not overlap(engine, STEPS[step], JOB_CHANGES[wish], Scene(engine))
 
 
 REMOVALS: dict[str, Callable[[Connection, Job], object]] = {
@@ -147,26 +154,16 @@ REMOVALS: dict[str, Callable[[Connection, Job], object]] = {
 
 @pytest.mark.parametrize("removal", REMOVALS)
 def test_the_query_of_a_search_is_removed_while_a_worker_commits_it(engine: Engine, removal: str) -> None:
-    query, ended, errors = submit(engine, make_items(1)), threading.Event(), []
+    query = submit(engine, make_items(1))
     held = claim_next(engine)
     execute(engine, "UPDATE vectormill.jobs SET forget_at = now() - interval '1 s'")
-
-    def remove() -> None:
-        try:
-            ask(engine, REMOVALS[removal], query)
-        except Exception as error:
-            errors.append(error)
-        finally:
-            ended.set()
 
     with engine.begin() as connection:
         values = {"state": "done", "chunk_id": held.chunk_id, "fence": held.fence, "proof_id": None}
         connection.execute(FENCE, values)  # a commit's first statement
-        threading.Thread(target=remove, daemon=True).start()
-        wait_until_blocked(engine, ended)
+        _, end = begin_beside(engine, REMOVALS[removal], query)
         connection.execute(COUNT_RETRIED_CHUNK, {"job_id": query.id})  # the job's row, as its last
-    assert ended.wait(60)
-    assert not errors, errors
+    end()
 
 
 def test_a_chunk_that_was_being_claimed_when_its_job_was_cancelled_hears_of_it(engine: Engine) -> None:
@@ -174,9 +171,9 @@ def test_a_chunk_that_was_being_claimed_when_its_job_was_cancelled_hears_of_it(e
     claimed: list[Any] = []
     overlap(
         engine,
-        scene,
         lambda connection, scene: claimed.append(claim_chunk(connection, scene.queued, "w", SPEC.model, 30)),
         JOB_CHANGES["cancel"],
+        scene,
     )
     claims = [each.claim for each in claimed]
     assert ask(engine, renew_leases, claims, 30) == {scene.queued: "cancelling"}

@@ -260,7 +260,7 @@ def machine(engine: Engine) -> type[ProtocolMachine]:
     return ProtocolMachine
 
 
-@pytest.mark.parametrize("count", [8, 40])
+@pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.slow)])
 def test_no_order_of_whole_transactions_loses_or_doubles_an_item(
     machine: type[ProtocolMachine], count: int
 ) -> None:

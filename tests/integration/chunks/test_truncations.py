@@ -1,6 +1,5 @@
 """Items that were cut: noted with their chunk, kept through splits and retries, listed in pages, gone with the job."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import httpx
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.api_server import api_client, assert_problem, encode_waiting
+from tests.api_server import assert_problem, encode_waiting
 from tests.api_server import submit as submit_over_http
 from tests.database import ask, execute
 from tests.protocol import LONG, SPEC, claim_next, complete, stack, submit
@@ -24,6 +23,7 @@ from vectormill.jobs.truncations import list_truncated_items
 from vectormill.ragged import Ragged
 
 FAILED = ItemFailure(ENCODING_FAILED, "")
+API_SETTINGS = {"chunk_max_items": 4}
 
 
 def make_items(count: int, long: set[int]) -> list[Item]:
@@ -118,12 +118,6 @@ def test_what_was_cut_goes_with_the_job(engine: Engine) -> None:
     ask(engine, delete_job, job.id)
     ask(engine, delete_removed, 1)
     assert execute(engine, "SELECT count(*) FROM vectormill.chunk_truncations").scalar_one() == 0
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine, chunk_max_items=4) as client:
-        yield client
 
 
 def test_the_keys_of_cut_texts_are_listed_over_http_page_by_page(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from vectormill.cli.app import main
+from tests.commands import run
 from vectormill.db.backup import dump
 from vectormill.domain.errors import ConfigurationError
 from vectormill.embedded.binaries import find_client
@@ -27,9 +27,7 @@ def test_of_a_directory_without_a_database_there_is_no_backup(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("VECTORMILL_DATABASE_URL", raising=False)
-    with pytest.raises(SystemExit) as ended:
-        main(["backup", str(tmp_path / "all.dump"), "--data-dir", str(tmp_path / "none")])
-    assert ended.value.code == 2
+    assert run("backup", str(tmp_path / "all.dump"), "--data-dir", str(tmp_path / "none")) == 2
     assert "There is no database in" in capsys.readouterr().err
     assert not list(tmp_path.iterdir()), "neither a file nor a new database"
 

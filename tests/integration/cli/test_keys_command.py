@@ -4,14 +4,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.clusters import new_directory
 from tests.commands import run as run_command
 from tests.services import connected_engine
 from vectormill.embedded.stack import EmbeddedStack
@@ -100,13 +99,6 @@ def test_two_deployments_at_once_store_the_same_new_key(
         assert [each.wait(100) for each in both] == [0, 0]
     with engine.connect() as connection:
         assert [key.hash for key in load_keys(connection)] == [hash_secret(secrets[-1])]
-
-
-@pytest.fixture
-def data_dir() -> Iterator[Path]:
-    with new_directory() as directory:
-        yield directory / "data"
-        EmbeddedStack(directory / "data").destroy()
 
 
 def test_a_data_directory_gets_its_first_key_before_its_first_start(data_dir: Path) -> None:

@@ -220,7 +220,14 @@ def test_what_the_model_cannot_compute_is_refused_with_the_command_that_adds_one
             registry.card("nothing", need=find_need(options))
 
 
-@pytest.mark.parametrize("row", EACH.values(), ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    [
+        # Each loads, converts and certifies a model in a process of its own; that with the least to do runs always.
+        pytest.param(row, id=row.name, marks=() if "gliner" in row.name else pytest.mark.slow)
+        for row in EACH.values()
+    ],
+)
 def test_the_suggested_command_adds_a_model_that_does_what_it_is_suggested_for(
     row: Suggestion, tmp_path: Path
 ) -> None:

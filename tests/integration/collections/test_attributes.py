@@ -6,7 +6,7 @@ from sqlalchemy import Engine
 from tests.database import ask, execute
 from tests.protocol import SPEC, claim_next, complete, submit
 from vectormill.collections.collections import open_collection
-from vectormill.jobs.item import Item
+from vectormill.jobs.item import Item, Items
 
 
 def put(engine: Engine, key: str, content: str, metadata: dict[str, object] | None = None) -> int:
@@ -37,7 +37,7 @@ def test_metadata_lies_beside_the_vectors_and_the_view_shows_both(engine: Engine
         ("b", None, None),
     ]
     assert read(engine, "SELECT key, metadata_hash FROM vectormill.generation_1_attributes") == [
-        ("a", make_item("a", "one", {"lang": "de"}).metadata_hash())
+        ("a", *Items.of([make_item("a", "one", {"lang": "de"})]).metadata_hashes())
     ]
 
 

@@ -17,6 +17,7 @@ from tests.building import encode_all
 from tests.database import ask
 from tests.indexed import execute, start_run
 from tests.integration.collections.test_kinds import select
+from tests.integration.search.test_search_outputs import search
 from tests.kinds import MANY, representations_of
 from tests.protocol import SPEC, make_items, submit
 from tests.waiting import wait_for
@@ -36,8 +37,6 @@ from vectormill.jobs.item import Items
 from vectormill.problems import ApiError
 from vectormill.runs.samples import compare_results
 from vectormill.search.late_interaction import measure_maxsim
-from vectormill.search.matches import find_matches
-from vectormill.search.search import Search
 from vectormill.settings import Settings
 from vectormill.vectors.representations import Representations, unpack
 from vectormill.vectors.residual_codes import measure_codebook, restore
@@ -92,12 +91,6 @@ def exported(engine: Engine) -> dict[str, Representations]:
             page.keys, page.results.tolist() if page.results is not None else [], strict=True
         )
     }
-
-
-def search(engine: Engine, query: Representations | None = QUERY, **options: Any) -> list[Any]:
-    with engine.connect() as connection:
-        (found,) = find_matches(connection, find_generation(connection, "docs"), [(Search(**options), query)])
-    return found.matches
 
 
 def test_a_run_turns_halves_into_codes_and_later_rows_are_codes_at_once(engine: Engine) -> None:

@@ -13,9 +13,9 @@ from sqlalchemy import Engine, text
 
 from tests.api_server import api_client, encoding_meanwhile
 from tests.building import NEXT, build, encode_all, put, rows_of, swap
+from tests.commands import run
 from tests.database import ask, execute
 from tests.indexers import KeptSource, await_run, contents, indexing, look
-from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.collections.collections import find_generation
 from vectormill.collections.items import delete_items
@@ -95,19 +95,13 @@ def test_the_command_line_rolls_back(
     first, second = make_swapped(engine)
     with api_client(engine) as http:
         place = ["--api-url", str(http.base_url)]
-        with pytest.raises(SystemExit) as end:
-            main(["collections", "rollback", "docs", *place])
-        assert end.value.code
+        assert run("collections", "rollback", "docs", *place)
         assert "--yes" in capsys.readouterr().err
-        with pytest.raises(SystemExit) as end:
-            main(["collections", "rollback", "docs", "--yes", *place])
-        assert not end.value.code
+        assert run("collections", "rollback", "docs", "--yes", *place) == 0
         said = capsys.readouterr().out
         assert f"docs uses generation {first} again (fake, " in said
         assert "1 of these rows has no stored text and is missing" in said
-        with pytest.raises(SystemExit) as end:
-            main(["collections", "discard", "docs", str(second), *place])
-        assert not end.value.code
+        assert run("collections", "discard", "docs", str(second), *place) == 0
 
 
 class Terminal(io.StringIO):
@@ -137,10 +131,10 @@ def test_a_rollback_that_leaves_rows_out_asks_on_a_terminal_and_nowhere_else(
     make_swapped(engine)
     stdin.seek(0)
     monkeypatch.setattr(sys, "stdin", stdin)
-    with api_client(engine) as http, pytest.raises(SystemExit) as end:
-        main(["collections", "rollback", "docs", "--api-url", str(http.base_url)])
+    with api_client(engine) as http:
+        code = run("collections", "rollback", "docs", "--api-url", str(http.base_url))
     said = capsys.readouterr()
-    assert (not end.value.code) == is_done
+    assert (code == 0) == is_done
     assert set(rows_of(engine, "docs")) == ({"old"} if is_done else {"since"})
     assert ("Roll back? [y/N]" in said.err) == asks
     assert ("--yes" in said.err) == (not asks)

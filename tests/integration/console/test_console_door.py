@@ -3,7 +3,6 @@
 import re
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -29,12 +28,6 @@ TOKEN = re.compile(r'"X-CSRF-Token": "([0-9a-f]{64})"')
 @pytest.fixture(autouse=True)
 def _fresh_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyring, "FRESH_SECONDS", 0.0)
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine) as client:
-        yield client
 
 
 def add_key(engine: Engine, name: str, scope: str = "write") -> str:

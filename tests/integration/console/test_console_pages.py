@@ -51,12 +51,6 @@ LONG = b'{"text": "' + b"x" * 70_000 + b'"}'
 ITEMS = [{"key": "a", "text": "one"}, {"key": "b", "text": "two"}]
 
 
-@pytest.fixture
-def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine) as client:
-        yield client
-
-
 def words_of(answer: httpx.Response) -> str:
     """The text of a page, without its tags."""
     assert answer.status_code == 200, answer.text

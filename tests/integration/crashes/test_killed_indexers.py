@@ -13,11 +13,12 @@ from sqlalchemy import Engine, text
 from indexer.phases import Tools, carry_out
 from tests.api_server import encode_waiting
 from tests.database import ask, execute
-from tests.indexers import ListedSource, contents, look, row, start_run, wanted
+from tests.indexers import ListedSource, contents, look, start_run, wanted
 from tests.integration.crashes.points import CrashPoints
 from tests.integration.crashes.victims import Servers, running, watched_engine
 from tests.kinds import RECORDS
 from tests.protocol import SPEC, submit
+from tests.work_users import CHANGED_ROWS, ROWS
 from vectormill.db.session import make_engine
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.models.registry import Registry
@@ -26,26 +27,10 @@ from vectormill.runs.runs import claim_run
 from vectormill.settings import Settings
 
 LEASE_SECONDS = 30.0
-BEFORE = [row(f"k{number}", f"text {number}", page=number) for number in range(12)]
-# Of each kind of difference one.
-AFTER = [
-    *BEFORE[:8],
-    row("k8", "another text", page=8),
-    row("k9", "text 9", page=99),
-    row("renamed", "text 10", page=10),
-    row("new", "a new text"),
-    row("broken", " "),
-]
 COUNTS = RunCounts(
-    num_seen=13,
-    num_unchanged=8,
-    num_metadata_only=1,
-    num_new=2,
-    num_changed=1,
-    num_moved=1,
-    num_deleted=1,
+    num_seen=13, num_unchanged=8, num_metadata_only=1, num_new=2, num_changed=1, num_moved=1, num_deleted=1,
     num_failed=1,
-)
+)  # fmt: skip
 
 EXPIRE = text("UPDATE vectormill.runs SET lease_until = now(), available_at = now() WHERE state = 'running'")
 COUNT_ENCODED = text("""
@@ -60,7 +45,7 @@ def carry_out_next(engine: Engine, wait: Callable[[float], object]) -> None:
     claimed = ask(engine, claim_run, "an indexer", LEASE_SECONDS)
     assert claimed is not None
     settings = Settings(chunk_max_items=2)
-    tools = Tools(engine, settings, Registry({}), lambda context: ListedSource(AFTER, batch=7), wait)
+    tools = Tools(engine, settings, Registry({}), lambda context: ListedSource(CHANGED_ROWS, batch=7), wait)
     carry_out(*claimed, tools, lambda: None)
 
 
@@ -71,7 +56,7 @@ def index_once(servers: Servers, points: CrashPoints, pipe: Pipe) -> None:
 
 
 def prepare(engine: Engine, number: int, spec: EncodingSpec) -> UUID:
-    submit(engine, BEFORE, collection=f"docs_{number}", spec=spec)
+    submit(engine, ROWS, collection=f"docs_{number}", spec=spec)
     encode_waiting(engine)
     return start_run(engine, f"docs_{number}")
 
@@ -140,7 +125,7 @@ def check(engine: Engine, number: int, run_id: UUID, killed: str) -> None:
     run = look(engine, run_id)
     assert (run.state, run.error) == ("completed_with_errors", None), f"killed {killed}"
     assert run.counts == COUNTS, f"killed {killed}"
-    assert contents(engine, f"docs_{number}") == wanted(AFTER[:-1]), f"killed {killed}"
+    assert contents(engine, f"docs_{number}") == wanted(CHANGED_ROWS[:-1]), f"killed {killed}"
     with engine.connect() as connection:
         num_encoded = connection.execute(COUNT_ENCODED, {"run_id": str(run_id)}).scalar_one()
         assert num_encoded == 3, f"killed {killed}"

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from indexer.context import RunContext
 from indexer.swapping import swap
-from tests.building import BITS, NEXT, build, encode_all, hold_nothing, make_run, put
+from tests.building import BITS, NEXT, build, encode_all, make_context, make_run, put
 from tests.database import ask, execute
 from tests.integration.crashes.points import CrashPoints
 from tests.integration.crashes.victims import Servers, running, watched_engine
@@ -22,8 +21,6 @@ from vectormill.collections.swaps import roll_back
 from vectormill.db.locks import act_in_short_locks
 from vectormill.db.session import make_engine
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.models.registry import Registry
-from vectormill.settings import Settings
 
 # The view as users see it: what it reads, the type of its vectors, who may read it, and what it says of itself.
 LOOK = text("""
@@ -41,12 +38,7 @@ def swap_in_indexer(servers: Servers, points: CrashPoints, pipe: Pipe) -> None:
     looking = make_engine(servers.database_url, application_name="test", pool_size=1)
     building = ask(looking, find_building, "docs")
     assert building is not None
-    run = make_run(building, 1, 0, {})
-    swap(
-        RunContext(
-            run, engine, Settings(), Registry({}), lambda: None, lambda phase, found: None, hold_nothing
-        )
-    )
+    swap(make_context(engine, make_run(building, seq=1)))
 
 
 def roll_back_in_api(servers: Servers, points: CrashPoints, pipe: Pipe) -> None:
@@ -117,10 +109,5 @@ def test_whoever_is_killed_at_any_statement_of_a_swap_leaves_the_old_or_the_new_
     again = ask(engine, find_generation_by_id, building.id)
     assert again is not None
     if role is swap_in_indexer:  # the indexer that takes the run over finds nothing left to do
-        run = make_run(building, 1, 0, {})
-        swap(
-            RunContext(
-                run, engine, Settings(), Registry({}), lambda: None, lambda phase, found: None, hold_nothing
-            )
-        )
+        swap(make_context(engine, make_run(building, seq=1)))
         assert look(engine) == new

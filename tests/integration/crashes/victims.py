@@ -5,10 +5,9 @@ Each is a function that a forked process runs; what it needs comes as arguments,
 
 import multiprocessing
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from typing import Any, Final
 from uuid import uuid4
@@ -22,16 +21,14 @@ from scheduler.dispatcher import Dispatcher
 from scheduler.main import run as run_scheduler
 from tests.forking import FORKS
 from tests.integration.crashes.points import CrashPoints
-from tests.obedient_engine import ObedientEngine, encoding_chunks
+from tests.obedient_engine import FussyEngine, encoding_chunks
 from tests.protocol import SPEC
 from tests.statements import watch
 from vectormill.broker.app import make_app
 from vectormill.broker.queues import QueueReader, RedisLossDetector
 from vectormill.db.session import make_engine
-from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.settings import Settings
 from worker.app import consume
-from worker.engine.request import EncodeRequest, EncodeResult
 from worker.identity import WorkerIdentity
 
 PATIENCE_SECONDS: Final = 60.0
@@ -43,18 +40,6 @@ LEASE_SECONDS: Final = 3.0
 class Servers:
     database_url: str
     redis_url: str
-
-
-class SomeFail(ObedientEngine):
-    """An empty text has no vector, so that a chunk has errors to commit as well."""
-
-    def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult:
-        failures = {
-            position: ItemFailure(EMPTY_TEXT, "empty")
-            for position, text in enumerate(request.texts)
-            if not text
-        }
-        return replace(super().encode(request, cancelled), failures=failures)
 
 
 def serve_api(servers: Servers, points: CrashPoints, pipe: Pipe) -> None:
@@ -87,7 +72,7 @@ def work(servers: Servers, points: CrashPoints | None, pipe: Pipe) -> None:
     heart = make_engine(servers.database_url, application_name="leases", pool_size=1)
     identity = WorkerIdentity(f"w-{uuid4().hex[:8]}@test", uuid4(), uuid4(), SPEC.model, slots=2)
     with encoding_chunks(
-        database, SomeFail(), heart=heart, identity=identity, lease_seconds=LEASE_SECONDS
+        database, FussyEngine(), heart=heart, identity=identity, lease_seconds=LEASE_SECONDS
     ) as encoder:
         consume(make_app(servers.redis_url), encoder, identity, slots=2)
 

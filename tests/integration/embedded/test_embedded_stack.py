@@ -3,25 +3,17 @@
 import os
 import stat
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 import redis
 
-from tests.clusters import new_directory, servers_of, value
+from tests.clusters import servers_of, value
 from vectormill.embedded.data_dir import find_running
 from vectormill.embedded.errors import AlreadyRunning, EmbeddedServerFailed, StartCancelled
 from vectormill.embedded.stack import EmbeddedStack
 from vectormill.processes import lifetimes as processes
-
-
-@pytest.fixture
-def data_dir() -> Iterator[Path]:
-    with new_directory() as directory:
-        yield directory / "data"
-        EmbeddedStack(directory / "data").destroy()
 
 
 def valkeys_of(data_dir: Path) -> list[int]:

@@ -36,7 +36,7 @@ PACKED = {"backend": "auto", "attention": "packed"}  # on a processor torch alon
     scope="module",
     params=[
         PACKED,
-        {"backend": "torch"},
+        pytest.param({"backend": "torch"}, marks=pytest.mark.slow),
         {"backend": "auto"},
     ],
     ids=str,
@@ -60,7 +60,7 @@ def test_the_cores_that_a_gpu_leaves_decide_how_its_texts_are_tokenized(
     num_tokenizer_threads: int, looks_words_up: bool, new_cache_dir: Callable[[], Path]
 ) -> None:
     device = replace(split_processor(detect_inventory(), 1)[0], num_tokenizer_threads=num_tokenizer_threads)
-    factory = "tests.faulty_engine:load_faulty_encoder"  # what computes is no matter
+    factory = "tests.faulty_engine:FaultyEncoder"  # what computes is no matter
     engine = Engine(CARD, device, WorkerSettings(), new_cache_dir(), factory=factory)
     engine.start()
     try:

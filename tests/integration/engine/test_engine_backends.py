@@ -3,6 +3,8 @@
 import os
 import signal
 import time
+from collections.abc import Sequence
+from functools import partial
 from typing import NoReturn
 
 import pytest
@@ -46,31 +48,18 @@ def hang(order: EncoderOrder, choice: Choice, precision: Choice, notes: Notes) -
     raise AssertionError("the engine ends it")
 
 
-def _load(order: EncoderOrder, *loaders: str) -> object:
+def _load(order: EncoderOrder, loaders: Sequence[str]) -> object:
     """Load with a table of these backends, named after what they do."""
     table = {name: Backend(name, "numpy", f"{__name__}:{name}", True) for name in loaders}
     vars(backends)["BACKENDS"] = table
     return backends.load_encoder(order)
 
 
-def load_after_a_signal(order: EncoderOrder) -> object:
-    return _load(order, "end_by_signal", "SoundEncoder")
-
-
-def load_after_an_error(order: EncoderOrder) -> object:
-    return _load(order, "fail", "SoundEncoder")
-
-
-def load_after_a_hang(order: EncoderOrder) -> object:
-    return _load(order, "hang", "SoundEncoder")
-
-
-def load_with_no_sound_backend(order: EncoderOrder) -> object:
-    return _load(order, "end_by_signal", "fail")
-
-
-def load_ended_from_outside(order: EncoderOrder) -> object:
-    return _load(order, "end_from_outside", "SoundEncoder")
+load_after_a_signal = partial(_load, loaders=("end_by_signal", "SoundEncoder"))
+load_after_an_error = partial(_load, loaders=("fail", "SoundEncoder"))
+load_after_a_hang = partial(_load, loaders=("hang", "SoundEncoder"))
+load_with_no_sound_backend = partial(_load, loaders=("end_by_signal", "fail"))
+load_ended_from_outside = partial(_load, loaders=("end_from_outside", "SoundEncoder"))
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,13 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.models import write_wide_bert
+from tests.models import read_card, write_wide_bert
 from tests.processors import with_bf16, without_bf16
+from tests.rank_processes import starting_engines
 from tests.sick_encoders import NUM_SICK, take_illness
 from vectormill.jobs.item import OUT_OF_MEMORY
-from vectormill.models.registry import EncodingOptions, ModelCard, Registry, make_spec
+from vectormill.models.registry import EncodingOptions, ModelCard, make_spec
 from vectormill.ragged import Ragged
-from vectormill.settings import ModelEntry
 from worker.batching.batch import Batch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
@@ -92,8 +92,7 @@ def load_with_next_to_nothing(order: EncoderOrder) -> Encoder:
 
 @pytest.fixture(scope="module")
 def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
-    directory = write_wide_bert(tmp_path_factory.mktemp("wide"))
-    return Registry({"wide": ModelEntry(path=str(directory))}).card("wide", weights=True)
+    return read_card(write_wide_bert(tmp_path_factory.mktemp("wide")))
 
 
 MakeEngine = Callable[..., Engine]
@@ -101,26 +100,18 @@ MakeEngine = Callable[..., Engine]
 
 @contextmanager
 def making_engines(card: ModelCard, cache_dir: Path, precision: str) -> Iterator[MakeEngine]:
-    engines: list[Engine] = []
-
     def make(function: str | None = None, **settings: Any) -> Engine:
         choices = {"backend": "torch", "precision": precision, "attention": "padded", **settings}
         factory = f"tests.integration.engine.test_engine_memory:{function}" if function else DEFAULT_FACTORY
         device = split_processor(detect_inventory(), 1)[0]
         device = with_bf16(device) if precision == "bf16" else without_bf16(device)
-        engine = Engine(card, device, WorkerSettings(**choices), cache_dir, factory=factory)
-        engines.append(engine)
-        engine.start()
-        return engine
+        return start(Engine(card, device, WorkerSettings(**choices), cache_dir, factory=factory))
 
-    try:
+    with starting_engines() as start:
         yield make
-    finally:
-        for engine in engines:
-            engine.stop()
 
 
-@pytest.fixture(scope="module", params=SMALLEST_COSINES)
+@pytest.fixture(scope="module", params=["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def precision(request: pytest.FixtureRequest) -> str:
     """bf16 on every machine: where it is emulated, libraries take memory in other places and say other words."""
     return str(request.param)

@@ -26,7 +26,7 @@ from worker.runner.messages import Encode, Encoded, Load, Loaded, Started
 from worker.runner.runner import Runner, RunnerLost
 from worker.settings import WorkerSettings
 
-FACTORY = "tests.faulty_engine:load_faulty_encoder"
+FACTORY = "tests.faulty_engine:FaultyEncoder"
 CARD = Registry({}).card(DEFAULT_MODEL)
 
 # A worker in one line: starts an engine, says so, and waits for the end.

@@ -76,6 +76,7 @@ def is_above(count: Callable[[], int], number: int) -> bool:
     return count() > number
 
 
+@pytest.mark.slow  # three engines encode 600 texts: a minute of one core
 def test_real_texts_have_the_same_bits_whatever_happens(
     new_cache_dir: Callable[[], Path], request: pytest.FixtureRequest
 ) -> None:

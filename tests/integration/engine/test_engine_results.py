@@ -1,6 +1,7 @@
 """Results of any length: weights of words from real processes with a fake encoder, and vectors that are none."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ TOKENIZER = Tokenizer(CARD.path, lowercase=CARD.lowercase)
 class WeighingEncoder(DirectEncoder):
     """Answers with the ids of inner tokens as weights, as a sparse model does: equally long for hardly two texts."""
 
-    def __init__(self, *, gives_vectors: bool) -> None:
+    def __init__(self, order: EncoderOrder, *, gives_vectors: bool = False) -> None:
         self._gives_vectors = gives_vectors
 
     def encode(self, batch: Batch) -> Ragged:
@@ -38,19 +39,14 @@ def weigh(ids: NDArray[np.int32]) -> NDArray[np.float32]:
     return np.where(ids == ERROR, np.nan, ids)[1:-1].astype(np.float32)
 
 
-def load_weighing_encoder(order: EncoderOrder) -> WeighingEncoder:
-    return WeighingEncoder(gives_vectors=False)
-
-
-def load_boastful_encoder(order: EncoderOrder) -> WeighingEncoder:
-    return WeighingEncoder(gives_vectors=True)
+load_boastful_encoder = partial(WeighingEncoder, gives_vectors=True)
 
 
 def test_numbers_of_any_length_are_handed_on_as_they_are(tmp_path: Path) -> None:
     texts = ["one", "a longer one", " ", "an error here", "two", "one", "a much longer one of many words"]
     passages = replace(SPEC, long_texts=PASSAGES, max_tokens=8, passage_overlap=1)
     with making_engines(tmp_path) as make:
-        engine = make(f"{__name__}:load_weighing_encoder", reuse_bytes=1 << 20)
+        engine = make(f"{__name__}:WeighingEncoder", reuse_bytes=1 << 20)
         engine.start()
         result = encode(engine, texts, spec=replace(SPEC, normalize=True))  # vectors would be
         assert encode(engine, ["one"]).results.row(0).tolist() == result.results.row(0).tolist()

@@ -31,7 +31,7 @@ SHARED = "a text that many documents begin with"
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
     device = split_processor(detect_inventory(), 1)[0]
-    factory = "tests.faulty_engine:load_faulty_encoder"
+    factory = "tests.faulty_engine:FaultyEncoder"
     engine = Engine(CARD, device, WorkerSettings(max_batch_tokens=64), tmp_path, factory=factory)
     engine.start()
     yield engine

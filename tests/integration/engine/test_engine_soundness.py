@@ -53,7 +53,7 @@ def test_a_process_that_fails_with_everything_is_replaced_and_blames_no_text(
 
 
 def test_an_error_that_does_not_stay_fails_no_text(make_engine: MakeEngine) -> None:
-    engine = make_engine(FACTORIES + "load_moody")
+    engine = make_engine(FACTORIES + "MoodyEncoder")
     engine.start()
     assert not encode(engine, TEXTS).failures
 
@@ -88,7 +88,7 @@ def test_a_process_that_is_ill_as_soon_as_it_is_loaded_is_an_error_of_start(
 
 
 def test_a_text_that_makes_every_process_ill_is_suspect_as_one_that_ends_it(make_engine: MakeEngine) -> None:
-    engine = make_engine(FACTORIES + "load_poisoned")
+    engine = make_engine(FACTORIES + "PoisonedEncoder")
     engine.start()
     with pytest.raises(RunnerDied, match="known text") as caught:
         encode(engine, ["fine", "crash of the model", "also fine"])
@@ -100,7 +100,7 @@ def test_a_text_that_makes_every_process_ill_is_suspect_as_one_that_ends_it(make
 def test_a_process_that_is_started_again_as_another_encoder_gets_batches_that_are_made_for_it(
     make_engine: MakeEngine, tmp_path: Path
 ) -> None:
-    engine = make_engine(FACTORIES + "load_changed")
+    engine = make_engine(FACTORIES + "ChangedEncoder")
     engine.start()
     assert engine._queue._pool.cost.pads is False
     assert engine.report()["changes_at_restart"] == ()

@@ -85,7 +85,7 @@ def test_a_text_that_ends_the_model_process_fails_alone_and_the_others_have_vect
     monkeypatch.setenv("VECTORMILL_CACHE_DIR", str(tmp_path))
     # Fewer deaths in a row than the search for the text takes.
     monkeypatch.setenv("VECTORMILL_WORKER_MAX_RUNNER_RESTARTS", "1")
-    faulty = partial(Engine, factory="tests.faulty_engine:load_faulty_encoder")
+    faulty = partial(Engine, factory="tests.faulty_engine:FaultyEncoder")
     monkeypatch.setattr(worker.local, "Engine", faulty)
     texts = ["crash", *(f"text {number}" for number in range(7)), "error"]
     with LocalEncoder(normalize=False) as encoder:
@@ -100,9 +100,7 @@ def test_a_text_that_ends_the_model_process_fails_alone_and_the_others_have_vect
 def test_an_engine_that_has_ended_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VECTORMILL_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("VECTORMILL_WORKER_MAX_RUNNER_RESTARTS", "0")
-    monkeypatch.setattr(
-        worker.local, "Engine", partial(Engine, factory="tests.faulty_engine:load_faulty_encoder")
-    )
+    monkeypatch.setattr(worker.local, "Engine", partial(Engine, factory="tests.faulty_engine:FaultyEncoder"))
     with LocalEncoder() as encoder:
         with pytest.raises(ModelError, match="was lost 1 times in a row"):
             encoder.encode(["crash", "text"])

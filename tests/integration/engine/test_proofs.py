@@ -1,6 +1,5 @@
 """A model process whose weights change while it runs is found out, and what it computed since is encoded again."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -11,22 +10,17 @@ import torch
 from sqlalchemy import Engine, text
 
 from scheduler.mender import Mender
-from tests.chunk_work import encode_all
+from tests.chunk_work import encode_all, encode_as
 from tests.faulty_engine import MakeEngine, encode
 from tests.models import DEVICE
-from tests.protocol import dispatch_all, submit
+from tests.protocol import submit
 from tests.reference import TEXTS, known_vectors
 from tests.sick_encoders import FAULT
 from vectormill.jobs.export import read_vectors
 from vectormill.jobs.item import Item
 from vectormill.jobs.jobs import find_job
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
-from vectormill.settings import Settings
 from worker.batching.batch import Batch
-from worker.chunk.chunk_encoder import ChunkEncoder
-from worker.chunk.commit import PostgresSink
-from worker.chunk.leases import LeaseKeeper
-from worker.chunk.ledger import Timesheet
 from worker.chunk.proving import Prover
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.engine.engine import Engine as EncodingEngine
@@ -58,7 +52,7 @@ def load_flipping(order: EncoderOrder) -> Encoder:
 def test_a_sound_process_gives_proofs_between_batches_and_a_drifting_one_ends_the_engine(
     make_engine: MakeEngine, tmp_path: Path
 ) -> None:
-    engine = make_engine("tests.sick_encoders:load_drifting")
+    engine = make_engine("tests.sick_encoders:DriftingEncoder")
     engine.start()
     texts = [f"text number {number}" for number in range(40)]
     before = encode(engine, texts).vectors
@@ -82,7 +76,7 @@ def test_a_process_that_replaces_another_is_compared_with_the_first(
     import os
     import signal
 
-    engine = make_engine("tests.sick_encoders:load_drifting", max_runner_restarts=1)
+    engine = make_engine("tests.sick_encoders:DriftingEncoder", max_runner_restarts=1)
     engine.start()
     encode(engine, ["a text"])
     (tmp_path / FAULT).touch()
@@ -104,28 +98,6 @@ def real_engine(tmp_path: Path) -> Iterator[EncodingEngine]:
     engine.stop()
 
 
-def encode_with(
-    database: Engine, engine: EncodingEngine, prover: Prover, identity: WorkerIdentity
-) -> list[str]:
-    """Encode every waiting chunk as the worker of the prover; return the outcome of each."""
-    keeper = LeaseKeeper(database, identity, dict, heartbeat_seconds=5, lease_seconds=30)
-    encoder = ChunkEncoder(
-        database,
-        engine,
-        keeper,
-        PostgresSink(database, threading.Event()),
-        Timesheet(lambda: 0.0),
-        identity,
-        Settings(),
-        read_period=prover.read_period,
-    )
-    keeper.start()
-    try:
-        return [encoder.encode_chunk(each.chunk_id)["outcome"] for each in dispatch_all(database)]
-    finally:
-        keeper.stop()
-
-
 def test_a_flipped_bit_in_the_weights_is_found_and_what_came_after_the_last_good_proof_is_encoded_again(
     engine: Engine, real_engine: EncodingEngine, tmp_path: Path
 ) -> None:
@@ -140,7 +112,8 @@ def test_a_flipped_bit_in_the_weights_is_found_and_what_came_after_the_last_good
             (tmp_path / FAULT).touch()
         items = [Item(f"k{place}", TEXTS[place].encode()) for place in range(8 * number, 8 * number + 8)]
         jobs.append(submit(engine, items, spec=spec))
-        assert set(encode_with(engine, real_engine, prover, identity)) == {"done"}
+        results = encode_as(identity, engine, real_engine, read_period=prover.read_period)
+        assert {result["outcome"] for result in results} == {"done"}
         if number < 2:
             assert prover.prove() == ""
     wrong = read(engine, jobs[2].id)

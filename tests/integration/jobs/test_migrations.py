@@ -51,34 +51,19 @@ OLDEST_FIRST = [script.revision for script in ScriptDirectory(str(SCRIPTS)).walk
 
 # Lists that the code has too, each with the constraint, index or trigger that repeats it.
 LISTS = (
-    ("ck_jobs_state", ALL_JOB_STATES),
-    ("ix_jobs_dispatched", DISPATCHED_JOB_STATES),
-    ("ix_jobs_open", OPEN_JOB_STATES),
-    ("ix_jobs_open_twins", OPEN_JOB_STATES),
-    ("count_changed_job", OPEN_JOB_STATES),
-    ("end_output", TERMINAL_JOB_STATES),
-    ("ck_chunks_state", CHUNK_STATES),
-    ("ck_generations_state", GENERATION_STATES),
-    ("ck_collections_index_policy", INDEX_POLICIES),
-    ("ck_job_inputs_state", INPUT_STATES),
-    ("ix_job_inputs_due", INPUT.open),
-    ("ck_job_outputs_state", OUTPUT_STATES),
-    ("ix_job_outputs_due", DUE_OUTPUT_STATES),
-    ("ck_runs_kind", RUN_KINDS),
-    ("ck_runs_state", RUN_STATES),
-    ("ck_runs_phase", RUN_PHASES),
-    ("uq_runs_running", CLAIMED_RUN_STATES),
-    ("ix_runs_open", OPEN_RUN_STATES),
-    ("ck_sources_kind", SOURCE_KINDS),
-    ("ck_schedules_overlap", OVERLAPS),
-    ("ck_request_files_state", REQUEST_FILE_STATES),
-    ("ck_request_files_purpose", PURPOSES),
-    ("ck_request_batches_state", BATCH_STATES),
-    ("ck_request_batches_endpoint", ENDPOINTS),
-    ("ix_request_batches_open", OPEN_BATCH_STATES),
-    ("ck_webhook_deliveries_state", DELIVERY_STATES),
+    ("ck_jobs_state", ALL_JOB_STATES), ("ix_jobs_dispatched", DISPATCHED_JOB_STATES),
+    ("ix_jobs_open", OPEN_JOB_STATES), ("ix_jobs_open_twins", OPEN_JOB_STATES),
+    ("count_changed_job", OPEN_JOB_STATES), ("end_output", TERMINAL_JOB_STATES), ("ck_chunks_state", CHUNK_STATES),
+    ("ck_generations_state", GENERATION_STATES), ("ck_collections_index_policy", INDEX_POLICIES),
+    ("ck_job_inputs_state", INPUT_STATES), ("ix_job_inputs_due", INPUT.open), ("ck_job_outputs_state", OUTPUT_STATES),
+    ("ix_job_outputs_due", DUE_OUTPUT_STATES), ("ck_runs_kind", RUN_KINDS), ("ck_runs_state", RUN_STATES),
+    ("ck_runs_phase", RUN_PHASES), ("uq_runs_running", CLAIMED_RUN_STATES), ("ix_runs_open", OPEN_RUN_STATES),
+    ("ck_sources_kind", SOURCE_KINDS), ("ck_schedules_overlap", OVERLAPS),
+    ("ck_request_files_state", REQUEST_FILE_STATES), ("ck_request_files_purpose", PURPOSES),
+    ("ck_request_batches_state", BATCH_STATES), ("ck_request_batches_endpoint", ENDPOINTS),
+    ("ix_request_batches_open", OPEN_BATCH_STATES), ("ck_webhook_deliveries_state", DELIVERY_STATES),
     ("ck_api_keys_scope", SCOPES),
-)
+)  # fmt: skip
 
 
 def test_the_page_on_the_schema_is_what_the_migrations_make(

@@ -7,38 +7,26 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from sqlalchemy import Engine
 
 import api.routes.health
-from api.app import create_app
 from api.dependencies import Resources
-from api.limits.gates import Gates
 from api.limits.patience import MAX_HEAD_BYTES
-from tests.api_server import assert_problem, serving
+from tests.api_server import assert_problem, counted_client
 from tests.waiting import wait_for
 from vectormill.jobs.item import MAX_PAIRS_BYTES
 from vectormill.keys import keyring
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
 from vectormill.models.registry import DEFAULT_MODEL
-from vectormill.settings import Settings
 from vectormill.workers.bodies import Readiness
 
 LOGIN = b"POST /console/login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 16000\r\n"
 FORM = LOGIN + b"Content-Type: application/x-www-form-urlencoded\r\n\r\nkey="
 SEARCH = b"POST /v1/collections/docs/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-
-
-@contextmanager
-def counted(engine: Engine, **settings: Any) -> Iterator[tuple[httpx.Client, Gates]]:
-    """Serve a real API; yield a client of it, and what it counts."""
-    app = create_app(Settings(**settings), engine)
-    with serving(app) as url, httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
-        yield client, app.state.resources.gates
 
 
 def connect(client: httpx.Client) -> socket.socket:
@@ -72,7 +60,11 @@ def little_memory() -> Iterator[None]:
 
 
 def test_three_hundred_trickled_logins_leave_every_other_request_its_place(engine: Engine) -> None:
-    with counted(engine, max_logins=4) as (client, gates), little_memory(), ExitStack() as open_sockets:
+    with (
+        counted_client(engine, max_logins=4) as (client, gates),
+        little_memory(),
+        ExitStack() as open_sockets,
+    ):
         trickling = [open_sockets.enter_context(connect(client)) for _ in range(300)]
         for connection in trickling:
             connection.sendall(FORM)
@@ -89,7 +81,7 @@ def test_three_hundred_trickled_logins_leave_every_other_request_its_place(engin
 
 
 def test_a_login_that_is_sent_byte_by_byte_ends_although_it_is_never_silent(engine: Engine) -> None:
-    with counted(engine, body_idle_seconds=0.3) as (client, gates), connect(client) as connection:
+    with counted_client(engine, body_idle_seconds=0.3) as (client, gates), connect(client) as connection:
         connection.sendall(FORM)
         connection.settimeout(0.01)
         answer = b""
@@ -105,7 +97,7 @@ def test_a_login_that_is_sent_byte_by_byte_ends_although_it_is_never_silent(engi
 
 
 def test_a_head_of_sixteen_megabytes_is_refused_long_before_its_end(engine: Engine) -> None:
-    with counted(engine) as (client, _), little_memory():
+    with counted_client(engine) as (client, _), little_memory():
         num_sent = 0
         with connect(client) as connection:
             connection.sendall(b"GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
@@ -117,7 +109,7 @@ def test_a_head_of_sixteen_megabytes_is_refused_long_before_its_end(engine: Engi
 
 
 def test_a_client_that_stops_at_the_limit_of_heads_reads_why_it_is_refused(engine: Engine) -> None:
-    with counted(engine) as (client, _), connect(client) as connection:
+    with counted_client(engine) as (client, _), connect(client) as connection:
         connection.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
         for _ in range(
             64
@@ -139,7 +131,7 @@ def test_a_query_of_a_megabyte_for_a_thousand_documents_is_refused_unmultiplied(
         ("/rerank", {"query": query, "texts": texts}),
     )
     with (
-        counted(engine, redis_url="redis://127.0.0.1:1") as (client, _),
+        counted_client(engine, redis_url="redis://127.0.0.1:1") as (client, _),
         little_memory(),
         ThreadPoolExecutor(4) as askers,
     ):
@@ -151,7 +143,7 @@ def test_a_query_of_a_megabyte_for_a_thousand_documents_is_refused_unmultiplied(
 
 
 def test_one_connection_more_than_allowed_is_refused_and_the_others_are_served(engine: Engine) -> None:
-    with counted(engine, max_connections=2) as (client, _):
+    with counted_client(engine, max_connections=2) as (client, _):
         assert client.get("/livez").status_code == 200  # which keeps its connection
         with connect(client) as second, connect(client) as third:
             assert read_all(third).startswith(b"HTTP/1.1 503 ")
@@ -172,7 +164,7 @@ def test_probes_from_sixty_four_connections_look_once_a_second_in_no_thread_of_r
     check_readiness = api.routes.health.check_readiness
     monkeypatch.setattr(api.routes.health, "check_readiness", count_looks)
     monkeypatch.setattr(api.routes.health, "FRESH_SECONDS", 3600.0)
-    with counted(engine) as (client, _), little_memory(), ThreadPoolExecutor(64) as askers:
+    with counted_client(engine) as (client, _), little_memory(), ThreadPoolExecutor(64) as askers:
 
         def ask(_: int) -> list[int]:
             with httpx.Client(base_url=client.base_url, timeout=30, trust_env=False, verify=False) as own:
@@ -185,7 +177,7 @@ def test_probes_from_sixty_four_connections_look_once_a_second_in_no_thread_of_r
 
 
 def test_trickled_bodies_of_searches_take_no_place_of_a_search(engine: Engine) -> None:
-    with counted(engine, max_searches=1) as (client, gates), connect(client) as trickling:
+    with counted_client(engine, max_searches=1) as (client, gates), connect(client) as trickling:
         trickling.sendall(SEARCH + b"Content-Length: 100\r\n\r\n{")
         wait_for(lambda: gates.requests.inside == 1, because="the slow body is being read")
         answer = client.post("/v1/collections/docs/search", json={"text": "a"})
@@ -198,7 +190,7 @@ def test_one_key_leaves_room_for_another(engine: Engine, monkeypatch: pytest.Mon
     with engine.begin() as connection:
         create_key(connection, "greedy", greedy, "read", None)
         create_key(connection, "modest", modest, "read", None)
-    with counted(engine, max_requests_per_key=1) as (client, gates), connect(client) as trickling:
+    with counted_client(engine, max_requests_per_key=1) as (client, gates), connect(client) as trickling:
 
         def list_jobs(secret: str) -> httpx.Response:
             return client.get("/v1/jobs", headers={"Authorization": f"Bearer {secret}"})

@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import Engine
 
 from tests.api_server import SMALL, api_client, assert_problem, count_jobs
+from tests.commands import run
 from tests.database import ask, execute
 from tests.integration.objects.conftest import ROWS, post
 from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.protocol import SPEC, vector_of
 from vectormill import read_table
-from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.jobs import submission
 from vectormill.jobs.jobs import find_job
@@ -229,10 +229,7 @@ def test_the_client_and_the_command_line_submit_objects(
     monkeypatch.setenv("VECTORMILL_API_URL", str(client.base_url))
     arguments = [url, "--text-field", "body", "--key-field", "id", "--metadata-field", "page"]
     arguments += ["--to", f"{tmp_path}/out/3", "--dimensions", "8", "--unique"]
-    monkeypatch.setattr(sys, "argv", ["vectormill", "submit", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
+    assert run("submit", *arguments) == 0
     printed = capsys.readouterr()
     assert "6 items submitted" in printed.err
     assert "24 bytes of its disk for each row" in printed.err

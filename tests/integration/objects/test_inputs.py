@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from itertools import count
@@ -20,6 +19,7 @@ from sqlalchemy.exc import OperationalError
 from api.intake import submissions
 from indexer.inputs import InputKeeper
 from tests.api_server import SMALL, assert_problem, count_jobs, delete
+from tests.commands import run
 from tests.database import ask, execute
 from tests.indexers import KeptSource, indexing
 from tests.integration.jobs.test_uploads import lose_commit_reply
@@ -30,7 +30,6 @@ from tests.s3_double import Double
 from tests.services import connected_engine
 from tests.waiting import wait_for
 from vectormill import read_table
-from vectormill.cli.app import main
 from vectormill.jobs import submission
 from vectormill.jobs.deletion import discard_stale_uploads
 from vectormill.jobs.job import NewJob
@@ -302,11 +301,7 @@ def test_the_command_line_follows_a_job_whose_objects_are_read_by_the_indexer(
     monkeypatch.setenv("VECTORMILL_API_URL", str(client.base_url))
 
     def command(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["vectormill", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
+        return run(*arguments), *capsys.readouterr()
 
     (tmp_path / "in" / "twice.jsonl").write_text(json.dumps(ROWS[0]))
     fields = ["--text-field", "body", "--key-field", "id", "--dimensions", "8", "--unique"]

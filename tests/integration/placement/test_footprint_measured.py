@@ -150,7 +150,8 @@ def test_the_prediction_is_near_what_an_extraction_really_takes(tmp_path: Path) 
     "strategy",
     [
         PIPELINE,  # hidden states wait and leave
-        FULLY_SHARDED,  # the vocabulary, half of this model, is gathered for a moment
+        # The vocabulary, half of this model, is gathered for a moment.
+        pytest.param(FULLY_SHARDED, marks=pytest.mark.slow),
     ],
 )
 def test_what_the_plan_counts_for_a_rank_is_near_what_it_really_takes(strategy: str) -> None:

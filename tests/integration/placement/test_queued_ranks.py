@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.faulty_engine import runner_pids
 from tests.integration.placement.queued_shards import CRASH, EXHAUST, FACTORY, HOLD
-from tests.rank_processes import rank_pids, share_between_two
+from tests.rank_processes import share_between_two, starting_engines
 from tests.waiting import wait_for
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from worker.engine import engine as engine_module
@@ -47,22 +48,16 @@ def expected() -> tuple[Vectors, Vectors]:
 @pytest.fixture
 def make_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Engine]]:
     monkeypatch.setattr(engine_module, "RunnerStarter", partial(RunnerStarter, shard_factory=FACTORY))
-    engines: list[Engine] = []
 
     def make(strategy: str) -> Engine:
         sharing = share_between_two(CARD, strategy)
         settings = WorkerSettings(
             precision="fp32", max_batch_tokens=BATCH_TOKENS, reuse_bytes=0, attention="packed"
         )
-        engine = Engine(CARD, sharing.devices[0], settings, tmp_path, sharing=sharing)
-        engines.append(engine)
-        engine.start()
-        return engine
+        return start(Engine(CARD, sharing.devices[0], settings, tmp_path, sharing=sharing))
 
-    yield make
-    for engine in engines:
-        engine.stop()
-    assert rank_pids() == []
+    with starting_engines() as start:
+        yield make
 
 
 def encode(engine: Engine, texts: list[str], *, interactive: bool = False) -> Vectors:
@@ -138,12 +133,12 @@ def test_a_rank_that_is_killed_takes_both_batches_along_and_neither_is_to_blame(
     tmp_path: Path,
 ) -> None:
     engine = make_engine(PIPELINE)
-    first = rank_pids()
+    first = runner_pids()
     bulk = Bulk(engine, threads, tmp_path)
     os.kill(first[1], signal.SIGKILL)
     bulk.let_go()
     assert_alike(bulk.vectors.result(), expected[0])
-    assert set(first).isdisjoint(rank_pids()), "the rank that waited for the dead one has ended too"
+    assert set(first).isdisjoint(runner_pids()), "the rank that waited for the dead one has ended too"
     assert engine.report()["num_restarts"] == 1
 
 

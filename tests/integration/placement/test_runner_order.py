@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,7 @@ class FakeEncoder(Encoder):
         return EncoderReport(choice, choice, choice, "none", 1, 0.0, is_queued=self.is_queued)
 
 
-def load_fake_encoder(order: EncoderOrder) -> FakeEncoder:
-    return FakeEncoder(order)
-
-
-def load_queued_encoder(order: EncoderOrder) -> FakeEncoder:
-    return FakeEncoder(order, is_queued=True)
+load_queued_encoder = partial(FakeEncoder, is_queued=True)
 
 
 def load_patient_encoder(order: EncoderOrder) -> FakeEncoder:
@@ -81,7 +77,7 @@ def load_patient_encoder(order: EncoderOrder) -> FakeEncoder:
 
 
 class Conversation:
-    def __init__(self, directory: Path, factory: str = "load_fake_encoder") -> None:
+    def __init__(self, directory: Path, factory: str = "FakeEncoder") -> None:
         self.directory = directory
         device = split_processor(detect_inventory(), 1)[0]
         order = EncoderOrder(Registry({}).card(DEFAULT_MODEL), device, "auto", "auto", 1, directory)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.faulty_engine import allow_passes, be_patient
-from tests.rank_processes import rank_pids, share_between_two
+from tests.faulty_engine import allow_passes, be_patient, runner_pids
+from tests.rank_processes import share_between_two, starting_engines
 from tests.reference import packaged_reference
 from tests.waiting import wait_for
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
@@ -36,20 +36,13 @@ MakeEngine = Callable[..., Engine]
 
 @pytest.fixture
 def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
-    engines: list[Engine] = []
-
     def make(strategy: str, **options: Any) -> Engine:
         sharing = share_between_two(CARD, strategy)
         settings = WorkerSettings(precision="fp32", max_batch_tokens=1024, **options)
-        engine = Engine(CARD, sharing.devices[0], settings, tmp_path, sharing=sharing)
-        engines.append(engine)
-        engine.start()
-        return engine
+        return start(Engine(CARD, sharing.devices[0], settings, tmp_path, sharing=sharing))
 
-    yield make
-    for engine in engines:
-        engine.stop()
-    assert rank_pids() == []
+    with starting_engines() as start:
+        yield make
 
 
 def encode(engine: Engine, texts: list[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -91,7 +84,7 @@ def test_a_pipeline_gives_them_too_and_a_rank_that_is_killed_ends_its_replica_wh
 ) -> None:
     engine = start_and_compare(make_engine, PIPELINE)
     num_before = engine.report()["num_batches"]
-    first = rank_pids()
+    first = runner_pids()
     assert len(first) == 2
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(
@@ -101,7 +94,7 @@ def test_a_pipeline_gives_them_too_and_a_rank_that_is_killed_ends_its_replica_wh
         os.kill(first[1], signal.SIGKILL)
         assert len(running.result()) == NUM_ROUNDS * len(TEXTS), "nobody but the killer is to blame"
     wait_for(lambda: has_been_rebuilt(engine), seconds=60)
-    assert set(first).isdisjoint(rank_pids()), "the rank that waited for the dead one has ended too"
+    assert set(first).isdisjoint(runner_pids()), "the rank that waited for the dead one has ended too"
     assert encode(engine, ["what no rank", "has computed", "before"]).shape == (3, CARD.dimension)
 
 
@@ -110,7 +103,7 @@ def test_tensor_parallel_ranks_give_them_too_and_one_that_stops_answering_is_end
 ) -> None:
     """A process that is stopped keeps its pipe open: only the time that a forward pass may take tells."""
     engine = start_and_compare(make_engine, TENSOR)
-    first = rank_pids()
+    first = runner_pids()
     os.kill(first[1], signal.SIGSTOP)
     allow_passes(engine, 3.0)
     with pytest.raises(RunnerDied, match="took more than 3 s"):
@@ -123,5 +116,5 @@ def test_tensor_parallel_ranks_give_them_too_and_one_that_stops_answering_is_end
     assert f"process {first[1]} on cpu:1" in stopped
     assert "no answer" in stopped
     wait_for(lambda: has_been_rebuilt(engine), seconds=60)
-    assert set(first).isdisjoint(rank_pids())
+    assert set(first).isdisjoint(runner_pids())
     assert encode(engine, ["what no rank", "has computed", "before"]).shape == (3, CARD.dimension)

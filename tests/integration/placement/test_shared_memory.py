@@ -6,20 +6,18 @@ the other rank waits inside a collective. Only Linux obeys it.
 
 import resource
 import sys
-import threading
 from collections.abc import Iterator
 
 import numpy as np
 import psutil
 import pytest
 
-from tests.models import write_wide_bert
+from tests.faulty_engine import runner_pids
+from tests.integration.engine.test_engine_memory import encode, make_texts
+from tests.models import read_card, write_wide_bert
 from tests.rank_processes import TWO_DEVICES, share_between_two
 from vectormill.models.model_card import ModelCard
-from vectormill.models.registry import EncodingOptions, Registry, make_spec
-from vectormill.settings import ModelEntry
 from worker.engine.engine import Engine
-from worker.engine.request import EncodeRequest, EncodeResult
 from worker.placement.strategies import TENSOR
 from worker.settings import WorkerSettings
 
@@ -30,13 +28,10 @@ pytestmark = [
     ),
 ]
 
-WORDS = ("the", "engine", "reads", "many", "words", "and", "gives", "every", "text", "one", "vector")
-
 
 @pytest.fixture(scope="module")
 def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
-    directory = write_wide_bert(tmp_path_factory.mktemp("wide"))
-    return Registry({"wide": ModelEntry(path=str(directory))}).card("wide", weights=True)
+    return read_card(write_wide_bert(tmp_path_factory.mktemp("wide")))
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +42,6 @@ def engine(card: ModelCard, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     engine.start()
     yield engine
     engine.stop()
-
-
-def encode(engine: Engine, card: ModelCard, texts: list[str]) -> EncodeResult:
-    spec = make_spec(card, EncodingOptions())
-    encoded = [text.encode() for text in texts]
-    return engine.encode(EncodeRequest("r", spec, encoded, False, 1_000_000), threading.Event())
 
 
 def test_the_report_tells_the_memory_of_every_rank(engine: Engine) -> None:
@@ -67,9 +56,9 @@ def test_the_report_tells_the_memory_of_every_rank(engine: Engine) -> None:
 def test_a_batch_that_does_not_fit_on_one_rank_is_tried_in_halves_by_a_new_replica(
     engine: Engine, card: ModelCard
 ) -> None:
-    texts = [" ".join(WORDS[(i + j * j) % len(WORDS)] for j in range(250 - i % 7)) for i in range(16)]
+    texts = make_texts(16, 250)
     expected = np.concatenate([encode(engine, card, [text]).vectors for text in texts])
-    ranks = [child for child in psutil.Process().children() if "runner_process" in " ".join(child.cmdline())]
+    ranks = [psutil.Process(pid) for pid in runner_pids()]
     assert len(ranks) == 2
     # A token takes 17 kB of each rank, so that 4,096 of them do not fit and 2,048 do.
     limit = ranks[1].memory_info().vms + (48 << 20)

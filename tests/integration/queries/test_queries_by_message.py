@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import httpx
 import pytest
@@ -22,7 +22,7 @@ from tests.api_server import (
 from tests.database import ask
 from tests.queries import SPACE, listening, opening_consumer, take_one
 from tests.residue import find_residue
-from tests.waiting import wait_for
+from tests.waiting import repeating, wait_for
 from vectormill.broker.queries import (
     Query,
     QueryAccepted,
@@ -38,14 +38,6 @@ from worker.engine.request import EncodeRequest, RunnerDied
 
 SEARCH = "/v1/collections/docs/search"
 SECRET = "what nobody but the worker shall read"
-
-
-@pytest.fixture
-def redis(redis_url: str) -> Iterator[Redis]:
-    """Empty: what an earlier test's worker said of itself is gone."""
-    with Redis.from_url(redis_url) as redis:
-        redis.flushall()
-        yield redis
 
 
 @pytest.fixture
@@ -152,22 +144,9 @@ def test_a_query_that_two_workers_lost_is_refused(client: httpx.Client, redis_ur
         assert_problem(answer.result(), 503, "query-lost", "in two attempts")
 
 
-@contextmanager
-def beating(consumer: QueryConsumer) -> Iterator[None]:
+def beating(consumer: QueryConsumer) -> AbstractContextManager[None]:
     """A worker that lives and has nothing in hand."""
-    is_over = threading.Event()
-
-    def beat() -> None:
-        while not is_over.wait(0.05):
-            consumer.beat(set())
-
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+    return repeating(lambda: consumer.beat(set()), 0.05)
 
 
 def test_a_query_that_redis_lost_is_sent_again(client: httpx.Client, redis_url: str, redis: Redis) -> None:

@@ -26,8 +26,8 @@ from tests.api_server import (
     lines,
     submit,
 )
+from tests.commands import run as run_command
 from tests.database import ask, execute
-from vectormill.cli.app import main
 from vectormill.collections.sizing import estimate_row_bytes
 from vectormill.domain.encoding import DEFAULT_MODEL
 from vectormill.models.registry import Registry
@@ -382,10 +382,9 @@ def test_the_command_leaves_times_out_if_only_the_service_knows_the_model(
     models = {"mine": {"path": str(Registry({}).card(DEFAULT_MODEL).path)}}
     with api_client(engine, models=models) as api:
         arguments = ("--model", "mine", "--price", "2", "--api-url", str(api.base_url), "--json")
-        with pytest.raises(SystemExit) as end:
-            main(("quote", str(path), *arguments))
+        code = run_command("quote", str(path), *arguments)
     out, err = capsys.readouterr()
-    assert end.value.code == 0, err
+    assert code == 0, err
     told = json.loads(out)
     assert (told["rows"], told["seconds"], told["price"]) == (exact(4), None, None)
     assert "does not know mine" in told["notes"][-1]
@@ -408,10 +407,9 @@ def test_the_command_quotes_a_file_and_a_query_and_estimates_without_workers(
     path.write_bytes(lines(make_rows(SENTENCES)))
 
     def run(*arguments: str) -> dict[str, Any]:
-        with pytest.raises(SystemExit) as end:
-            main(("quote", *arguments, "--api-url", str(client.base_url), "--json"))
+        code = run_command("quote", *arguments, "--api-url", str(client.base_url), "--json")
         out, err = capsys.readouterr()
-        assert end.value.code == 0, err
+        assert code == 0, err
         told: dict[str, Any] = json.loads(out)
         return told
 
@@ -422,11 +420,9 @@ def test_the_command_quotes_a_file_and_a_query_and_estimates_without_workers(
     measure(engine, tokens=1000, seconds=10)
     told = run("--sql", "SELECT i AS key, 'x ' || i AS text FROM generate_series(1, 50) AS i")
     assert (told["rows"], round(told["tokens_per_second"]["value"]), told["price"]) == (exact(50), 100, None)
-    with pytest.raises(SystemExit):
-        main(("quote", str(path), "--api-url", str(client.base_url)))
+    run_command("quote", str(path), "--api-url", str(client.base_url))
     shown = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
     assert shown["tokens/s"] == "100 (70 to 143)", "the likely value comes first"
     assert re.fullmatch(r"\S+ \(\S+ to \S+\)", shown["ends at"])
-    with pytest.raises(SystemExit) as end:
-        main(("quote", str(path), "--sql", "SELECT 1", "--api-url", str(client.base_url)))
-    assert (end.value.code, "Name one of" in capsys.readouterr().err) == (2, True)
+    assert run_command("quote", str(path), "--sql", "SELECT 1", "--api-url", str(client.base_url)) == 2
+    assert "Name one of" in capsys.readouterr().err

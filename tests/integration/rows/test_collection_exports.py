@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,12 +27,6 @@ from vectormill.search.matches import walk_plan
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
 PATH = "/v1/collections/docs/export"
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine) as client:
-        yield client
 
 
 def fill(engine: Engine, num_rows: int, spec: EncodingSpec = SPEC) -> None:

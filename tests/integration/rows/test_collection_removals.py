@@ -1,6 +1,5 @@
 """A collection made, changed and deleted: what is refused, what is left, and what becomes of its jobs."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -25,15 +24,9 @@ LIST_TABLES = text("""
 
 
 @pytest.fixture
-def api(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine) as client:
-        yield client
-
-
-@pytest.fixture
-def docs(api: httpx.Client, engine: Engine) -> dict[str, Any]:
+def docs(http: httpx.Client, engine: Engine) -> dict[str, Any]:
     """The ended job that filled the collection."""
-    job = submit(api, many(10), collection="docs")
+    job = submit(http, many(10), collection="docs")
     encode_waiting(engine)
     return job
 
@@ -54,23 +47,27 @@ def make_run(engine: Engine, state: str, lease: str = "NULL") -> str:
     return str(ask(engine, statement))
 
 
-def test_a_collection_is_made_before_any_job_and_filled_afterwards(api: httpx.Client, engine: Engine) -> None:
+def test_a_collection_is_made_before_any_job_and_filled_afterwards(
+    http: httpx.Client, engine: Engine
+) -> None:
     body = {"name": "docs", "options": SMALL, "keep_text": True, "language": "german", "index_policy": "none"}
-    made = api.post("/v1/collections", json=body)
+    made = http.post("/v1/collections", json=body)
     assert made.status_code == 201, made.text
     assert made.json()["keep_text"] is True
     assert (made.json()["language"], made.json()["index_policy"]) == ("german", "none")
     assert (made.json()["dimensions"], made.json()["num_rows"]) == (8, 0)
     assert ask(engine, "SELECT count(*) FROM docs") == 0
-    submit(api, [{"key": "a", "text": "die Häuser"}], collection="docs")
+    submit(http, [{"key": "a", "text": "die Häuser"}], collection="docs")
     encode_waiting(engine)
     assert ask(engine, "SELECT text FROM docs") == "die Häuser"
     table = list_tables(engine)[1]
     assert ask(engine, f"SELECT CAST(search AS text) FROM vectormill.{table}") == "'haus':2"
-    assert_problem(api.post("/v1/collections", json=body), 409, "conflict", "already")
+    assert_problem(http.post("/v1/collections", json=body), 409, "conflict", "already")
 
 
-def test_what_cannot_be_a_collection_is_refused_and_leaves_nothing(api: httpx.Client, engine: Engine) -> None:
+def test_what_cannot_be_a_collection_is_refused_and_leaves_nothing(
+    http: httpx.Client, engine: Engine
+) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"name": "No-Name"}, "invalid-option"),
         ({"name": "select"}, "invalid-option"),
@@ -84,34 +81,36 @@ def test_what_cannot_be_a_collection_is_refused_and_leaves_nothing(api: httpx.Cl
         ({}, "invalid-request"),
     ]
     for body, code in cases:
-        assert_problem(api.post("/v1/collections", json=body), 422, code)
+        assert_problem(http.post("/v1/collections", json=body), 422, code)
         assert list_tables(engine) == []
 
 
 def test_no_more_collections_are_made_than_the_setting_allows(engine: Engine) -> None:
-    with api_client(engine, max_collections=1) as api:
-        assert api.post("/v1/collections", json={"name": "docs"}).status_code == 201
-        assert_problem(api.post("/v1/collections", json={"name": "more"}), 409, "too-many-collections")
+    with api_client(engine, max_collections=1) as http:
+        assert http.post("/v1/collections", json={"name": "docs"}).status_code == 201
+        assert_problem(http.post("/v1/collections", json={"name": "more"}), 409, "too-many-collections")
 
 
 def test_texts_are_kept_from_the_moment_that_it_is_wished(
-    api: httpx.Client, engine: Engine, docs: dict[str, Any]
+    http: httpx.Client, engine: Engine, docs: dict[str, Any]
 ) -> None:
-    changed = api.patch("/v1/collections/docs", json={"keep_text": True, "language": "english"})
+    changed = http.patch("/v1/collections/docs", json={"keep_text": True, "language": "english"})
     assert (changed.json()["keep_text"], changed.json()["language"]) == (True, "english")
-    submit(api, [{"key": "late", "text": "many houses"}], collection="docs")
+    submit(http, [{"key": "late", "text": "many houses"}], collection="docs")
     encode_waiting(engine)
     assert ask(engine, "SELECT count(text) FROM docs") == 1
-    api.patch("/v1/collections/docs", json={"language": "simple"})
+    http.patch("/v1/collections/docs", json={"language": "simple"})
     table = list_tables(engine)[1]
     found = ask(engine, f"SELECT CAST(search AS text) FROM vectormill.{table} WHERE key = 'late'")
     assert found == "'houses':2 'many':1"
-    assert_problem(api.patch("/v1/collections/docs", json={"language": "x"}), 422, "invalid-option", "german")
-    assert_problem(api.patch("/v1/collections/other", json={}), 404, "collection-not-found")
+    assert_problem(
+        http.patch("/v1/collections/docs", json={"language": "x"}), 422, "invalid-option", "german"
+    )
+    assert_problem(http.patch("/v1/collections/other", json={}), 404, "collection-not-found")
 
 
 def test_many_kept_texts_are_not_read_anew_under_everybody_s_hands(
-    api: httpx.Client, engine: Engine, docs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    http: httpx.Client, engine: Engine, docs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vectormill.collections.collections.MOST_REWRITTEN_TEXTS", 3)
     table = list_tables(engine)[1]
@@ -121,53 +120,53 @@ def test_many_kept_texts_are_not_read_anew_under_everybody_s_hands(
         " SELECT count(*) FROM kept",
     )
     assert_problem(
-        api.patch("/v1/collections/docs", json={"language": "german"}), 409, "conflict", "would block"
+        http.patch("/v1/collections/docs", json={"language": "german"}), 409, "conflict", "would block"
     )
 
 
 def test_a_deleted_collection_leaves_neither_view_nor_row_nor_table(
-    api: httpx.Client, engine: Engine, docs: dict[str, Any]
+    http: httpx.Client, engine: Engine, docs: dict[str, Any]
 ) -> None:
     tables = list_tables(engine)
     assert len(tables) == 2
-    assert delete(api, "/v1/collections/docs").status_code == 204
-    assert_problem(api.get("/v1/collections/docs"), 404, "collection-not-found")
-    assert api.get("/v1/collections").json()["data"] == []
+    assert delete(http, "/v1/collections/docs").status_code == 204
+    assert_problem(http.get("/v1/collections/docs"), 404, "collection-not-found")
+    assert http.get("/v1/collections").json()["data"] == []
     assert ask(engine, "SELECT to_regclass('public.docs')") is None
     assert list_tables(engine) == tables  # until the pruner comes by
-    assert_problem(delete(api, "/v1/collections/docs"), 404, "collection-not-found")
+    assert_problem(delete(http, "/v1/collections/docs"), 404, "collection-not-found")
     Pruner(engine, NEVER, NEVER).prune()
     assert list_tables(engine) == []
 
 
 def test_the_name_of_a_deleted_collection_is_free_for_another_model_s_vectors(
-    api: httpx.Client, engine: Engine, docs: dict[str, Any]
+    http: httpx.Client, engine: Engine, docs: dict[str, Any]
 ) -> None:
-    delete(api, "/v1/collections/docs")
-    submit(api, many(3), collection="docs", options={"dimensions": 8, "vector_type": "float32"})
+    delete(http, "/v1/collections/docs")
+    submit(http, many(3), collection="docs", options={"dimensions": 8, "vector_type": "float32"})
     Pruner(engine, NEVER, NEVER).prune()
     encode_waiting(engine)
     assert ask(engine, "SELECT count(*) FROM docs") == 3
 
 
 def test_the_job_of_a_deleted_collection_says_where_its_vectors_were(
-    api: httpx.Client, engine: Engine, docs: dict[str, Any]
+    http: httpx.Client, engine: Engine, docs: dict[str, Any]
 ) -> None:
-    beside = submit(api, many(2))
-    failed = submit(api, [*many(2), {"key": "blank", "text": " "}], collection="docs")
+    beside = submit(http, many(2))
+    failed = submit(http, [*many(2), {"key": "blank", "text": " "}], collection="docs")
     encode_waiting(engine)
-    delete(api, "/v1/collections/docs")
-    assert api.get(f"/v1/jobs/{docs['id']}").json()["collection"] is None
+    delete(http, "/v1/collections/docs")
+    assert http.get(f"/v1/jobs/{docs['id']}").json()["collection"] is None
     for format in ("ndjson", "parquet", "npy"):
-        answer = api.get(f"/v1/jobs/{docs['id']}/vectors", params={"format": format})
+        answer = http.get(f"/v1/jobs/{docs['id']}/vectors", params={"format": format})
         assert_problem(answer, 404, "collection-not-found", "were deleted together with")
-    assert_problem(api.post(f"/v1/jobs/{failed['id']}/retry"), 409, "wrong-job-state", "since been deleted")
-    assert len(api.get(f"/v1/jobs/{beside['id']}/vectors").text.splitlines()) == 2
-    assert delete(api, f"/v1/jobs/{docs['id']}").status_code == 204
+    assert_problem(http.post(f"/v1/jobs/{failed['id']}/retry"), 409, "wrong-job-state", "since been deleted")
+    assert len(http.get(f"/v1/jobs/{beside['id']}/vectors").text.splitlines()) == 2
+    assert delete(http, f"/v1/jobs/{docs['id']}").status_code == 204
 
 
 def test_the_job_of_a_pruned_generation_says_so(
-    api: httpx.Client, engine: Engine, docs: dict[str, Any]
+    http: httpx.Client, engine: Engine, docs: dict[str, Any]
 ) -> None:
     ask(engine, "WITH pruned AS (UPDATE vectormill.generations SET state = 'pruned' RETURNING 1) SELECT 1")
     with engine.begin() as connection:
@@ -175,30 +174,30 @@ def test_the_job_of_a_pruned_generation_says_so(
         for table in list_tables(engine):
             connection.execute(text(f"DROP TABLE vectormill.{table}"))
     assert_problem(
-        api.get(f"/v1/jobs/{docs['id']}/vectors"), 404, "generation-not-found", "has been replaced"
+        http.get(f"/v1/jobs/{docs['id']}/vectors"), 404, "generation-not-found", "has been replaced"
     )
 
 
 def test_a_collection_on_which_a_job_works_is_deleted_only_by_force(
-    api: httpx.Client, engine: Engine, docs: dict[str, Any]
+    http: httpx.Client, engine: Engine, docs: dict[str, Any]
 ) -> None:
-    job = submit(api, [{"key": "late", "text": "late"}], collection="docs")
-    assert_problem(delete(api, "/v1/collections/docs"), 409, "collection-in-use", job["id"], "force")
+    job = submit(http, [{"key": "late", "text": "late"}], collection="docs")
+    assert_problem(delete(http, "/v1/collections/docs"), 409, "collection-in-use", job["id"], "force")
     assert ask(engine, "SELECT count(*) FROM docs") == 10
-    assert delete(api, "/v1/collections/docs", force=True).status_code == 204
-    assert api.get(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
+    assert delete(http, "/v1/collections/docs", force=True).status_code == 204
+    assert http.get(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
 
 
 def test_a_deletion_by_force_waits_for_what_a_worker_has_in_hand(
-    api: httpx.Client, engine: Engine, docs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    http: httpx.Client, engine: Engine, docs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("api.routes.collections.DELETION_SECONDS", 0.3)
-    submit(api, [{"key": "late", "text": "late"}], collection="docs")
+    submit(http, [{"key": "late", "text": "late"}], collection="docs")
     claimed = claim_next(engine)
-    assert_problem(delete(api, "/v1/collections/docs", force=True), 409, "collection-in-use", "cancelling")
+    assert_problem(delete(http, "/v1/collections/docs", force=True), 409, "collection-in-use", "cancelling")
     assert ask(engine, "SELECT count(*) FROM docs") == 10
     complete(engine, claimed)
-    assert delete(api, "/v1/collections/docs", force=True).status_code == 204
+    assert delete(http, "/v1/collections/docs", force=True).status_code == 204
 
 
 @pytest.mark.parametrize(
@@ -220,15 +219,15 @@ def test_a_collection_on_which_a_run_works_is_deleted_only_by_force(
     is_left_by_force: bool,
 ) -> None:
     monkeypatch.setattr("api.routes.collections.DELETION_SECONDS", 0.0)
-    with api_client(engine) as api:
-        api.post("/v1/collections", json={"name": "docs"})
+    with api_client(engine) as http:
+        http.post("/v1/collections", json={"name": "docs"})
         run = make_run(engine, state, lease)
-        answer = delete(api, "/v1/collections/docs")
+        answer = delete(http, "/v1/collections/docs")
         if not is_refused:
             assert answer.status_code == 204
             return
         assert_problem(answer, 409, "collection-in-use", run)
-        forced = delete(api, "/v1/collections/docs", force=True)
+        forced = delete(http, "/v1/collections/docs", force=True)
         assert forced.status_code == (409 if is_left_by_force else 204)
         if is_left_by_force:
             assert ask(engine, "SELECT state FROM vectormill.runs") == "cancelling"
@@ -244,16 +243,16 @@ def test_a_collection_on_which_a_run_works_is_deleted_only_by_force(
     ],
 )
 def test_what_depends_on_the_view_is_named_and_nothing_is_deleted(
-    api: httpx.Client, engine: Engine, docs: dict[str, Any], statement: str, name: str
+    http: httpx.Client, engine: Engine, docs: dict[str, Any], statement: str, name: str
 ) -> None:
     execute(engine, statement.format(table=list_tables(engine)[0]))
-    assert_problem(delete(api, "/v1/collections/docs"), 409, "collection-in-use", name, "Drop them first")
+    assert_problem(delete(http, "/v1/collections/docs"), 409, "collection-in-use", name, "Drop them first")
     assert ask(engine, "SELECT count(*) FROM docs") == 10
-    assert api.get("/v1/collections/docs").status_code == 200
+    assert http.get("/v1/collections/docs").status_code == 200
 
 
 def test_a_reader_of_the_view_holds_a_deletion_back_and_nobody_else(
-    api: httpx.Client, engine: Engine, docs: dict[str, Any]
+    http: httpx.Client, engine: Engine, docs: dict[str, Any]
 ) -> None:
     with engine.connect() as reader:
         reader.execute(text("SELECT * FROM docs")).all()
@@ -264,7 +263,7 @@ def test_a_reader_of_the_view_holds_a_deletion_back_and_nobody_else(
 
 
 def test_a_deletion_that_is_killed_anywhere_leaves_all_or_tables_for_the_pruner(
-    api: httpx.Client, engine: Engine, docs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    http: httpx.Client, engine: Engine, docs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
         pass
@@ -310,16 +309,16 @@ def test_tables_of_collections_that_are_there_belong_to_somebody(
 
 
 def test_a_view_that_somebody_has_put_in_its_place_is_left_alone(
-    api: httpx.Client, engine: Engine, docs: dict[str, Any]
+    http: httpx.Client, engine: Engine, docs: dict[str, Any]
 ) -> None:
     execute(engine, "DROP VIEW docs")
     execute(engine, "CREATE TABLE docs (mine int)")
-    assert delete(api, "/v1/collections/docs").status_code == 204
+    assert delete(http, "/v1/collections/docs").status_code == 204
     assert ask(engine, "SELECT count(*) FROM docs") == 0
 
 
-def test_the_client_makes_changes_and_deletes_a_collection(api: httpx.Client) -> None:
-    with Client(str(api.base_url)) as client:
+def test_the_client_makes_changes_and_deletes_a_collection(http: httpx.Client) -> None:
+    with Client(str(http.base_url)) as client:
         made = client.create_collection("docs", options={"dimensions": 16}, keep_text=True)
         assert (made["dimensions"], made["keep_text"]) == (16, True)
         assert client.change_collection("docs", language="english")["language"] == "english"

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 import api.routes.results
-from tests.api_server import api_client, assert_problem, encode_waiting, many, submit
+from tests.api_server import assert_problem, encode_waiting, many, submit
+from tests.commands import run
 from tests.database import ask
-from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.domain.errors import JobNotFound
 from vectormill.jobs.export import VectorBlock, read_vectors
@@ -19,12 +19,7 @@ from vectormill.jobs.jobs import delete_job
 from vectormill.problems import ApiUnreachable
 
 NUM_ITEMS = 40
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine, chunk_max_items=2) as client:
-        yield client
+API_SETTINGS = {"chunk_max_items": 2}
 
 
 @pytest.fixture
@@ -73,9 +68,7 @@ def test_the_command_says_that_the_export_broke_off_and_leaves_no_file(
     client: httpx.Client, job_id: UUID, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     url = str(client.base_url)
-    with pytest.raises(SystemExit) as exit:
-        main(["export", str(job_id), "-o", str(tmp_path / name), "--api-url", url])
-    assert exit.value.code == 3
+    assert run("export", str(job_id), "-o", str(tmp_path / name), "--api-url", url) == 3
     assert "is incomplete" in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == []
 

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, text
 
-from indexer.context import RunContext
 from indexer.filling import end_fill
 from scheduler.scrubber import Scrubber
 from tests.api_server import encoding_meanwhile
-from tests.building import NEXT, build, encode_all, hold_nothing, make_run, put, swap
+from tests.building import NEXT, build, encode_all, make_context, make_run, put, swap
 from tests.database import ask, execute
 from tests.indexers import ListedSource, await_run, indexing, row
 from tests.integration.collections.test_rebuilds import start
@@ -42,7 +41,6 @@ from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.jobs import draw_seq
 from vectormill.jobs.submission import JobWriter
-from vectormill.models.registry import Registry
 from vectormill.runs.run import COMPLETED
 from vectormill.settings import Settings
 from vectormill.vectors.quantization import measure_ranges
@@ -88,11 +86,7 @@ def begin(
 
 
 def end(engine: Engine, building: Generation) -> None:
-    run = make_run(building, 1, 0, {})
-    end_fill(
-        RunContext(run, engine, Settings(), Registry({}), lambda: None, lambda *_: None, hold_nothing),
-        building.id,
-    )
+    end_fill(make_context(engine, make_run(building, seq=1)), building.id)
 
 
 def claim_all(engine: Engine) -> list[Claim]:

@@ -1,7 +1,6 @@
 """Items of a collection in the database: what a deletion takes, and what comes back after it."""
 
 import re
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from tests.database import ask, execute
-from tests.integration.chunks.test_lock_order import wait_until_blocked
+from tests.integration.chunks.test_lock_order import overlap
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC, claim_next, complete, complete_on, submit, vector_of
 from vectormill.collections.collections import find_generation
@@ -123,28 +122,6 @@ def test_a_job_submitted_before_a_deletion_does_not_bring_the_key_back_and_a_lat
 
 
 Step = Callable[[Connection], Any]
-
-
-def overlap(engine: Engine, first: Step, second: Step) -> bool:
-    """The second step begins when the first is done and not committed; whether it had to wait for it."""
-    ended, errors = threading.Event(), []
-
-    def run() -> None:
-        try:
-            ask(engine, second)
-        except Exception as error:
-            errors.append(error)
-        finally:
-            ended.set()
-
-    thread = threading.Thread(target=run, daemon=True)
-    with engine.begin() as connection:
-        first(connection)
-        thread.start()
-        is_blocked = wait_until_blocked(engine, ended)
-    assert ended.wait(60)
-    assert not errors, errors
-    return is_blocked
 
 
 @pytest.mark.parametrize("is_commit_first", [True, False])

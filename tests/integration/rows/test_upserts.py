@@ -13,23 +13,14 @@ from vectormill.collections import generation_tables
 from vectormill.collections.collections import open_collection
 from vectormill.collections.generation_tables import attributes_name, table_name, upsert_rows
 from vectormill.domain.encoding import FLOAT16, VECTOR_TYPES
-from vectormill.jobs.item import Item
+from vectormill.jobs.item import Item, Items
 from vectormill.vectors.quantization import measure_ranges
 from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, Rows, make_rows, read_columns
 
 DIMENSIONS = 13
 ODD_KEYS = [
-    "",
-    " ",
-    "é",
-    "e\u0301",
-    "\U0001f600",
-    "a\nb\tc",
-    '{"quoted","array"}',
-    "NULL",
-    "\\x00",
-    "k" * 2048,
-]
+    "", " ", "é", "e\u0301", "\U0001f600", "a\nb\tc", '{"quoted","array"}', "NULL", "\\x00", "k" * 2048,
+]  # fmt: skip
 ITEMS = [
     Item(key, f"text of {key} \U0001f600".encode(), f'{{"place": {place}}}'.encode() if place % 2 else b"")
     for place, key in enumerate(ODD_KEYS)
@@ -77,7 +68,7 @@ def expect(
             item.content_hash(),
             job_seq,
             json.loads(item.metadata) if item.metadata else None,
-            item.metadata_hash(),
+            Items.of([item]).metadata_hashes()[0] or None,
             item.text.decode() if keep_text else None,
             row.tolist(),
         )

@@ -27,7 +27,7 @@ from tests.papers import (
     settle,
 )
 from tests.protocol import SPEC
-from tests.waiting import wait_for
+from tests.waiting import run_together, wait_for
 from vectormill.collections.removals import remove_collection
 from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption, SourceFailed, SourceNotFound
 from vectormill.jobs.deletion import discard_ended_puts
@@ -140,11 +140,7 @@ def test_of_two_followers_at_once_one_submits_a_change(engine: Engine, followed:
         together.wait()
         follow_collection(engine, Settings(), Registry({}), collection_id(engine))
 
-    threads = [threading.Thread(target=follow_once) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(*3 * [follow_once])
     with engine.connect() as connection:
         jobs = connection.execute(
             text("SELECT num_items FROM vectormill.jobs WHERE state = 'queued'")

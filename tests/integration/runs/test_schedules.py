@@ -16,7 +16,7 @@ from tests.protocol import make_items, submit
 from tests.schedules import list_runs, make_collection, make_due, make_schedule
 from tests.services import connected_engine
 from tests.statements import COMMIT, watch
-from tests.waiting import wait_for
+from tests.waiting import run_together, wait_for
 from vectormill.domain.errors import (
     CollectionNotFound,
     Conflict,
@@ -99,11 +99,7 @@ def test_three_schedulers_at_once_make_one_run_for_each_due_time(engine: Engine,
                 together.wait()
                 fired.append(sum(fire_due_schedules(own) for _ in range(3)))
 
-        threads = [threading.Thread(target=schedule) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_together(*3 * [schedule])
         assert sum(fired) == len(names)
         for name, moment in due.items():
             assert [run.due_at for run in list_runs(engine, name)].count(moment) == 1

@@ -1,14 +1,11 @@
 """Search beside an index and without one: as many rows as were asked for, and word of it when every row was read."""
 
-from collections.abc import Iterator
-
 import httpx
 import numpy as np
 import numpy.typing as npt
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.api_server import api_client
 from tests.database import execute
 from tests.protocol import SPEC
 from vectormill.collections.collections import open_collection
@@ -38,12 +35,6 @@ def table(engine: Engine, vectors: npt.NDArray[np.float32]) -> str:
         upsert_rows(connection, generation.id, 1, items, rows, SPEC)
     execute(engine, f"ANALYZE vectormill.{generation.table_name}")
     return generation.table_name
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine) as client:
-        yield client
 
 
 def search(client: httpx.Client, query: npt.NDArray[np.float32], limit: int) -> dict[str, object]:

@@ -214,7 +214,7 @@ def test_results_are_stored_counted_and_read_back(
     direct = subject.ask(items)
     job = submit(client, subject, items)
     with_settings = MaxChars(subject.engine)
-    assert set(encode_all(engine, with_settings, kind.model)) == {"done"}  # type: ignore[arg-type]
+    assert set(encode_all(engine, with_settings, kind.model)) == {"done"}
     found = read_results(client, job)
     sound = [number for number in range(len(items)) if number not in direct.failures]
     assert list(found) == [f"k{number}" for number in sound]
@@ -273,7 +273,7 @@ def test_results_survive_a_retry_and_a_split(client: httpx.Client, engine: Engin
     direct = subject.ask(items)
     job = submit(client, subject, items)
     flawed = FirstFails(subject.engine)
-    assert set(encode_all(engine, flawed, kind.model)) == {"done"}  # type: ignore[arg-type]
+    assert set(encode_all(engine, flawed, kind.model)) == {"done"}
     firsts = [f"k{number}" for number in range(0, len(items), CHUNK_ITEMS)]
     before = read_results(client, job)
     assert sorted({f"k{number}" for number in range(len(items))} - before.keys()) == sorted(firsts)
@@ -285,7 +285,7 @@ def test_results_survive_a_retry_and_a_split(client: httpx.Client, engine: Engin
     assert partial == before
     with engine.begin() as connection:
         split_chunk(connection, claim_next(engine), "lost twice")
-    assert set(encode_all(engine, MaxChars(subject.engine), kind.model)) == {"done"}  # type: ignore[arg-type]
+    assert set(encode_all(engine, MaxChars(subject.engine), kind.model)) == {"done"}
     whole = read_results(client, job)
     assert list(whole) == [f"k{number}" for number in range(len(items))]
     for number in range(len(items)):

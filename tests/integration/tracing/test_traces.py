@@ -4,23 +4,25 @@ through Redis, of a round of dispatches, and of a run and its phases.
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
 import httpx
-import numpy as np
 import pytest
 from redis import Redis
 from sqlalchemy import Engine, text
 
 from scheduler.dispatcher import Dispatcher
 from tests.api_server import api_client, encode_waiting, encoding_meanwhile, many, submit
+from tests.chunk_work import encode_as
 from tests.database import execute
 from tests.indexers import ListedSource, await_run, indexing, make_collection, row, start_run
-from tests.protocol import SPEC, dispatch_all, make_items, register_worker, vector_of
+from tests.obedient_engine import ObedientEngine
+from tests.protocol import make_items, register_worker
 from tests.protocol import submit as submit_items
 from tests.queries import SPACE, listening
 from tests.trace_collector import Collector, Span, collecting
@@ -29,13 +31,7 @@ from vectormill.broker.app import make_app
 from vectormill.broker.queries import queue_key
 from vectormill.broker.queues import QueueReader, RedisLossDetector
 from vectormill.processes.logs import _known
-from vectormill.ragged import Ragged
-from vectormill.settings import Settings
 from vectormill.tracing import begin_tracing, current_traceparent, end_tracing, is_tracing, span
-from worker.chunk.chunk_encoder import ChunkEncoder
-from worker.chunk.commit import PostgresSink
-from worker.chunk.leases import LeaseKeeper
-from worker.chunk.ledger import Timesheet
 from worker.engine.request import EncodeRequest, EncodeResult
 from worker.identity import WorkerIdentity
 
@@ -45,28 +41,16 @@ SEARCH = "/v1/collections/docs/search"
 FIND_MODEL = text("SELECT model FROM vectormill.jobs LIMIT 1")
 
 
-class PromptEngine:
-    """Has the vectors at once, and keeps what log lines of its thread would say of the work."""
-
-    run_seconds = 0.0
+class PromptEngine(ObedientEngine):
+    """Keeps what log lines of its thread would say of the work."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.known: list[dict[str, Any]] = []
 
     def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult:
         self.known.append(dict(_known.get()))
-        n = len(request.texts)
-        vectors = np.array([vector_of(given) for given in request.texts]).reshape(n, SPEC.dimensions)
-        return EncodeResult(
-            Ragged.from_matrix(vectors),
-            {},
-            np.full(n, 3, dtype=np.int32),
-            4 * n,
-            np.zeros(n, dtype=np.bool_),
-            {"tokenize": 0.25, "run": 0.5},
-            num_reused=0,
-            num_passages=0,
-        )
+        return replace(super().encode(request, cancelled), stage_seconds={"tokenize": 0.25, "run": 0.5})
 
 
 @pytest.fixture
@@ -86,36 +70,13 @@ def traced(collector: Collector) -> Iterator[Collector]:
 
 
 @pytest.fixture
-def redis(redis_url: str) -> Iterator[Redis]:
-    with Redis.from_url(redis_url) as redis:
-        redis.flushall()
-        yield redis
-
-
-@pytest.fixture
 def prompt() -> PromptEngine:
     return PromptEngine()
 
 
-def encode_all(engine: Engine, prompt: PromptEngine) -> list[dict[str, Any]]:
-    """As a worker does, chunk by chunk; what Flower would show of each."""
+def encode_all(engine: Engine, prompt: PromptEngine) -> list[Mapping[str, Any]]:
     model = execute(engine, FIND_MODEL).scalar_one()
-    identity = WorkerIdentity("fake-cpu0@test", uuid4(), uuid4(), model, slots=4)
-    keeper = LeaseKeeper(engine, identity, dict, heartbeat_seconds=1, lease_seconds=30)
-    keeper.start()
-    try:
-        encoder = ChunkEncoder(
-            engine,
-            cast(Any, prompt),
-            keeper,
-            PostgresSink(engine, threading.Event()),
-            Timesheet(lambda: 0.0),
-            identity,
-            Settings(),
-        )
-        return [encoder.encode_chunk(dispatch.chunk_id) for dispatch in dispatch_all(engine)]
-    finally:
-        keeper.stop()
+    return encode_as(WorkerIdentity("fake-cpu0@test", uuid4(), uuid4(), model, slots=4), engine, prompt)
 
 
 def submit_within(http: httpx.Client, flags: str = "01", count: int = 3) -> None:

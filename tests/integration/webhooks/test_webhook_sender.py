@@ -36,12 +36,6 @@ from vectormill.webhooks.webhooks import change_webhook, rotate_secret
 from vectormill.work.work import Lease
 
 
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as receiver:
-        yield receiver
-
-
 @contextmanager
 def sending(engine: Engine, **settings: object) -> Iterator[None]:
     """As a scheduler does, on a connection of its own."""

@@ -17,17 +17,24 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from tests.database import ask, execute
 from tests.former import extract_release, former_process
-from tests.work_users import USERS, ChunksToStorage, Claimed, Inputs, Outputs, User
+from tests.work_users import USERS, ChunksToStorage, Claimed, Inputs, Outputs, Runs, User
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import LeaseLost
 from vectormill.work.loop import back_off
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    name = metafunc.function.__name__
+    # A run has so many steps that ending it at each of them takes minutes.
+    is_long = "at_any_step" in name
     # The release before, the first migration's commit, knew nothing of object storage.
-    is_former = "release_before" in metafunc.function.__name__
+    is_former = "release_before" in name
     users = [
-        pytest.param(user, id=type(user).__name__)
+        pytest.param(
+            user,
+            marks=pytest.mark.slow if is_long and isinstance(user, Runs) else (),
+            id=type(user).__name__,
+        )
         for user in USERS
         if not (is_former and isinstance(user, ChunksToStorage | Outputs | Inputs))
     ]

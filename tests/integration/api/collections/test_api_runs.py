@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import Engine
 
 from tests.api_server import api_client, assert_problem, encoding_meanwhile
+from tests.commands import run as run_command
 from tests.database import execute
 from tests.indexers import ListedSource, indexing, make_collection, start_run
 from tests.protocol import make_items
-from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.problems import ApiError
 from vectormill.runs.run import RunCounts
@@ -104,10 +104,7 @@ def test_the_command_line_follows_a_run_and_says_what_it_came_to(
     url = ("--api-url", str(http.base_url))
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main([*arguments, *url])
-        shown = capsys.readouterr()
-        return int(end.value.code or 0), shown.out, shown.err
+        return run_command(*arguments, *url), *capsys.readouterr()
 
     source = ListedSource(make_items(5))
     with indexing(engine, source), encoding_meanwhile(engine):

@@ -1,6 +1,6 @@
 """Schedules over HTTP, by the client and by the command line, on a real API and a real Postgres."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 import httpx
@@ -9,12 +9,10 @@ from sqlalchemy import Engine, text
 
 from scheduler.schedules import fire_due_schedules
 from tests.api_server import api_client, assert_problem
+from tests.commands import Say, saying
 from tests.database import execute
 from tests.schedules import make_collection, make_due, make_schedule
-from vectormill.cli.app import main
 from vectormill.client import Client
-
-Run = Callable[..., str]
 
 
 @pytest.fixture
@@ -31,15 +29,8 @@ def client(http: httpx.Client) -> Iterator[Client]:
 
 
 @pytest.fixture
-def run(http: httpx.Client, capsys: pytest.CaptureFixture[str]) -> Run:
-    def run_command(*arguments: str, code: int = 0) -> str:
-        with pytest.raises(SystemExit) as end:
-            main([*arguments, "--api-url", str(http.base_url)])
-        shown = capsys.readouterr()
-        assert (end.value.code or 0) == code, shown.err
-        return shown.out + shown.err
-
-    return run_command
+def run(http: httpx.Client, capsys: pytest.CaptureFixture[str]) -> Say:
+    return saying(http, capsys)
 
 
 def end_runs(engine: Engine, state: str, error: str | None = None) -> None:
@@ -164,7 +155,7 @@ def test_metrics_tell_of_each_schedule(engine: Engine, http: httpx.Client) -> No
     assert 'vectormill_schedule_next_due_timestamp_seconds{collection="docs"' in said
 
 
-def test_the_command_line_makes_shows_and_deletes_a_schedule(run: Run) -> None:
+def test_the_command_line_makes_shows_and_deletes_a_schedule(run: Say) -> None:
     said = run("schedules", "create", "docs", "--cron", "0 2 * * *", "--timezone", "Asia/Kolkata")
     assert "02:00 Asia/Kolkata (" in said
     assert "20:30 UTC)" in said  # of the day before, which is named
@@ -181,7 +172,7 @@ def test_the_command_line_makes_shows_and_deletes_a_schedule(run: Run) -> None:
     assert "no schedule 'docs'" in run("schedules", "show", "docs", code=2)
 
 
-def test_a_schedule_is_made_with_its_source_in_one_command(engine: Engine, client: Client, run: Run) -> None:
+def test_a_schedule_is_made_with_its_source_in_one_command(engine: Engine, client: Client, run: Say) -> None:
     execute(engine, "CREATE TABLE public.articles (id bigint, body text)")
     execute(engine, "INSERT INTO articles VALUES (1, 'one')")
     query = "SELECT id, body FROM articles"
