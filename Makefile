@@ -52,7 +52,7 @@ run: $(STAMP) ## The main job: encode every docstring of the standard library an
 up: $(STAMP) ## Start every process on this machine in the foreground; Ctrl-C stops them all
 	@$(BIN)/vectormill up
 
-test: lint ## For every change: lint and the core, the cheapest tests found that kill every mutant and run every line (decision 0052)
+test: lint ## For every change: lint and the core, the cheapest tests found that notice what all tests notice (decision 0052)
 	$(PYTEST) $(PARALLEL) -m core $(DEAREST_FIRST)
 
 test-tail: setup ## What CI runs after make test: all other tests but the slow ones, those of a running service and of the console too

@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.nodeid in CORE and item.get_closest_marker("slow") is None:
             item.add_marker("core")
     if config.option.markexpr == "core":
-        items.sort(key=lambda item: CORE_FILES[item.nodeid.partition("::")[0]], reverse=True)
+        items.sort(key=lambda item: CORE_FILES.get(item.nodeid.partition("::")[0], 0.0), reverse=True)
 
 
 def pytest_collection_finish() -> None:

@@ -6,6 +6,7 @@ A new or changed test enters by three steps: `record PATH`, `kill` and `choose`.
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -14,12 +15,14 @@ from typing import Final
 
 from tests.core.choice import choose_core, find_fault_tests
 from tests.core.mutants import MUTANTS, Mutant
-from tests.core.records import FOLDER, ROOT, SETTINGS, read_lines, read_seconds
+from tests.core.records import FOLDER, ROOT, SETTINGS, TESTS, list_tests, read_lines, read_seconds
 from tests.core.table import CoreTest, read_table, write_table
 from tests.core.trials import list_paths, try_all
 
 # What `kill` found, a line each; it may be stopped at any time, and goes on from there.
 KILLS: Final = FOLDER / "kills.jsonl"
+# If the mutants themselves have changed, which ones is not known.
+TABLE: Final = "tests/core/mutants.py"
 # A killer this cheap is not worth a search for a cheaper one.
 CHEAP_SECONDS: Final = 0.5
 # The tests that are tried for one mutant take at most this long together.
@@ -28,10 +31,13 @@ SEARCH_SECONDS: Final = 120.0
 
 def record(options: argparse.Namespace) -> int:
     """Run tests, and record the processor seconds of each and the lines that its processes run."""
+    if not options.parts:
+        shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True, exist_ok=True)
     recording = {"TESTS_RECORDED_IN": str(FOLDER), "COVERAGE_PROCESS_START": str(SETTINGS)}
     command = [sys.executable, "-m", "pytest", "-p", "tests.core.recorder", "-q", "-m", options.marks]
-    command += [f"--numprocesses={options.jobs}", "--dist=loadfile", *options.parts]
+    command += [f"--numprocesses={options.jobs}", "--dist=loadfile", "--max-worker-restart=0"]
+    command += options.parts or TESTS
     return subprocess.run(command, cwd=ROOT, env=os.environ | recording, check=False).returncode
 
 
@@ -46,8 +52,7 @@ def kill(options: argparse.Namespace) -> int:
             continue
         tests = find_runners(mutant, lines) & seconds.keys()
         order = sorted(tests, key=lambda test: (test not in core, seconds[test]))
-        if worth_a_try := list(take(order, seconds, core, most=min(known, default=SEARCH_SECONDS))):
-            trials.append((mutant, worth_a_try))
+        trials.append((mutant, list(take(order, seconds, core, most=min(known, default=SEARCH_SECONDS)))))
     num_alive = 0
     with KILLS.open("a", encoding="utf-8") as file:
         for mutant, verdict in try_all(trials, options.jobs):
@@ -83,11 +88,11 @@ def take(tests: Iterable[str], seconds: Mapping[str, float], core: set[str], *, 
 def choose(options: argparse.Namespace) -> int:
     """Write docs/core.tsv: the cheapest tests found that notice what all recorded tests notice.
 
-    Tests of files of which nothing was recorded stay as they are in the table.
+    Tests of the table that were not recorded stay in it, and tests that are no longer there leave it.
     """
-    seconds, killers = read_seconds(), read_killers()
-    recorded = {test.partition("::")[0] for test in seconds}
-    kept = [row for row in read_table().values() if row.file not in recorded]
+    present, former, killers = list_tests(), read_table(), read_killers()
+    seconds = {test: cost for test, cost in read_seconds().items() if test in present}
+    kept = [row for row in former.values() if row.test in present and row.test not in seconds]
     kept_killers = {mutant for row in kept for mutant in row.mutants}
     needs = [sorted(killers[mutant.name] & seconds.keys()) for mutant in MUTANTS]
     needs += find_cases(find_fault_tests(), seconds)
@@ -105,6 +110,12 @@ def choose(options: argparse.Namespace) -> int:
         f"The core has {len(rows)} tests, which take {sum(row.seconds for row in rows):.0f} seconds; ", end=""
     )
     print(f"{len(seconds)} were recorded, which take {sum(seconds.values()):.0f}.")
+    for test in sorted(former.keys() - {row.test for row in rows}):
+        print(f"left the core: {test}" + ("" if test in present else ", which is no longer there"))
+    chosen = {name for row in rows for name in (row.test, row.test.partition("[")[0])}
+    for named in find_fault_tests():
+        if chosen.isdisjoint(named):
+            print(f"of a row of docs/FAULTS.md no test is in the core: {named[0]}")
     if alive:
         print("No recorded test is known to kill: " + "; ".join(alive), file=sys.stderr)
     return 1 if alive else 0
@@ -133,7 +144,7 @@ def show_mutants(options: argparse.Namespace) -> int:
         chosen = [
             mutant
             for mutant in chosen
-            if changed & {mutant.file, *(test.partition("::")[0] for test in killers[mutant.name])}
+            if changed & {TABLE, mutant.file, *(test.partition("::")[0] for test in killers[mutant.name])}
         ]
     num_bad = 0
     for mutant, verdict in try_all([(each, sorted(killers[each.name])) for each in chosen], options.jobs):
@@ -158,7 +169,10 @@ def read_killers(*, searched: bool = True) -> dict[str, set[str]]:
 
 
 def pick_mutants(options: argparse.Namespace) -> list[Mutant]:
+    """Return the mutants with one of the wanted parts in their names; raise SystemExit for a part of none."""
     parts = options.parts
+    if unknown := [part for part in parts if not any(part in mutant.name for mutant in MUTANTS)]:
+        raise SystemExit(f"No mutant has {unknown[0]!r} in its name: see tests/core/mutants.py.")
     return [mutant for mutant in MUTANTS if not parts or any(part in mutant.name for part in parts)]
 
 
@@ -174,7 +188,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.core",
         description=__doc__,
-        epilog="For example: python -m tests.core record tests/unit/cli, then kill, then choose.",
+        epilog="For example: .venv/bin/python -m tests.core record tests/unit/cli, then kill, then choose.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
@@ -192,6 +206,8 @@ def main(arguments: Sequence[str]) -> int:
         if name == "mutants":
             child.add_argument("--since", metavar="REV", help="Only those whose file or test changed since.")
     options = parser.parse_args(arguments)
+    if options.command in ("kill", "choose") and not any(FOLDER.glob("costs.*")):
+        raise SystemExit("Nothing was recorded here yet: run `.venv/bin/python -m tests.core record`.")
     return COMMANDS[options.command](options)
 
 

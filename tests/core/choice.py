@@ -16,18 +16,20 @@ from tests.core.records import ROOT
 TEST_SECONDS = 0.02
 # What it may cost to run a line that no other test of the core runs.
 LINE_SECONDS = 0.2
+# A test that runs no line of the product checks the tree itself, or its processes leave no record: the dear ones do.
+CHECK_SECONDS = 5.0
 NAMED_TEST = re.compile(r"`(tests/[^`:]*)?::([^`\[]+)(\[[^`]*\])?`")
 
 
 def choose_core(
     seconds: Mapping[str, float], lines: Mapping[str, Mapping[str, int]], killers: Sequence[Sequence[str]]
 ) -> list[str]:
-    """Return the chosen tests: all that ran no line of the product, and then those with the most new a second.
+    """Return the chosen tests: those that ran no line of the product, then those with the most new a second.
 
     `killers` are the tests of which one is needed whatever it costs: for each mutant those that kill it, for
     each fault those that failed before it was fixed.
     """
-    checks_of_the_tree = [test for test in seconds if test not in lines]
+    checks_of_the_tree = [test for test in seconds if test not in lines and seconds[test] <= CHECK_SECONDS]
     notices = to_bits(lines)
     num_lines = max((bits.bit_length() for bits in notices.values()), default=0)
     for number, tests in enumerate(killers, num_lines):

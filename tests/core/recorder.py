@@ -6,9 +6,10 @@ the test's name as its context. A process that is killed records nothing.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 import coverage
 import psutil
@@ -26,27 +27,38 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Recorder:
-    """Switches coverage to each test in turn, and notes the processor time of the test and of what it started."""
+    """Switches coverage to each test in turn, and notes the processor time of the test and of what it started.
+
+    Both are written when all tests have ended, so that no test has a cost without lines.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._costs = folder / f"costs.{os.getpid()}.jsonl"
+        self._folder = folder
+        self._costs: dict[str, float] = {}
+        self._has_passed = False
         self._coverage = coverage.Coverage(config_file=os.environ["COVERAGE_PROCESS_START"], data_suffix=True)
         self._coverage.start()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         os.environ[TEST] = item.nodeid
         self._coverage.switch_context(item.nodeid)
+        self._has_passed = False
         before = count_seconds()
         outcome = yield
-        cost = {"test": item.nodeid, "seconds": round(count_seconds() - before, 2)}
-        with self._costs.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(cost) + "\n")
+        if self._has_passed:
+            self._costs[item.nodeid] = round(max(count_seconds() - before, 0.0), 2)
         return outcome
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            self._has_passed = report.passed
 
     def pytest_sessionfinish(self) -> None:
         self._coverage.stop()
         self._coverage.save()
+        file = self._folder / f"costs.{uuid4()}.json"
+        file.write_text(json.dumps(self._costs), encoding="utf-8")
 
 
 def count_seconds() -> float:

@@ -2,6 +2,8 @@
 
 import json
 import sqlite3
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Final
@@ -11,27 +13,35 @@ import coverage
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / "build" / "core"
 SETTINGS: Final = Path(__file__).parent / "coverage.ini"
+# Tests of a running service and of the console are never of the core: their files share one service or browser.
+FOLDERS: Final = ("acceptance", "architecture", "contract", "docs", "integration", "integrations", "unit")
+TESTS: Final = tuple(f"tests/{name}" for name in FOLDERS)
+
+
+def list_tests() -> set[str]:
+    """Return the tests that there are, slow ones too."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", *TESTS]
+    found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return {line for line in found.stdout.splitlines() if line.startswith("tests/") and "::" in line}
 
 
 def read_seconds() -> dict[str, float]:
-    """Return test -> processor seconds; a file that was recorded again has only the tests it had then."""
-    found: dict[str, float] = {}
-    for path in sorted(FOLDER.glob("costs.*.jsonl"), key=lambda each: each.stat().st_mtime):
-        costs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        again = {cost["test"].partition("::")[0] for cost in costs}
-        found = {test: seconds for test, seconds in found.items() if test.partition("::")[0] not in again}
-        found |= {cost["test"]: cost["seconds"] for cost in costs}
+    """Return test -> processor seconds, of the latest record of each test that passed."""
+    found = {}
+    for path in sorted(FOLDER.glob("costs.*.json"), key=lambda each: each.stat().st_mtime):
+        found.update(json.loads(path.read_text(encoding="utf-8")))
     return found
 
 
 def read_lines() -> dict[str, dict[str, int]]:
-    """Return test -> file of the product -> a number whose bit N is set if the test ran line N of the file.
+    """Return test -> file of the product -> a number whose bit N is set if the test ever ran line N of the file.
 
     The schema of coverage's files is public: https://coverage.readthedocs.io/en/latest/dbschema.html
     """
+    data = FOLDER / "lines"
     if any(FOLDER.glob("lines.*")):
-        recorded = coverage.Coverage(config_file=str(SETTINGS))
-        if (FOLDER / "lines").exists():
+        recorded = coverage.Coverage(data_file=str(data), config_file=str(SETTINGS))
+        if data.exists():
             recorded.load()
         recorded.combine()
         recorded.save()
@@ -41,7 +51,7 @@ def read_lines() -> dict[str, dict[str, int]]:
         FROM line_bits JOIN file ON file.id = file_id JOIN context ON context.id = context_id
         WHERE context.context LIKE 'tests/%'
     """
-    with sqlite3.connect(FOLDER / "lines") as database:
+    with sqlite3.connect(data) as database:
         for test, path, numbits in database.execute(query):
             found[test][str(Path(path).relative_to(ROOT))] |= int.from_bytes(numbits, "little")
     return found

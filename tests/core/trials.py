@@ -80,6 +80,8 @@ def mutated(tree: Path, mutant: Mutant) -> Iterator[None]:
 def judge(tree: Path, mutant: Mutant, tests: Sequence[str]) -> Verdict:
     """Return the first of the tests that fails with the mutant and passes without it."""
     left = list(tests)
+    if not left:
+        return Verdict(None, "no recorded test ran its line, or only such as take too long")
     try:
         while left:
             with mutated(tree, mutant):

@@ -5,11 +5,14 @@ from collections import defaultdict
 
 from tests.core.mutants import MUTANTS, Mutant
 from tests.core.records import ROOT
-from tests.core.table import read_table
+from tests.core.table import SEPARATOR, read_table
 from tests.core.trials import mutate
 
 
 def test_what_a_mutant_removes_is_there_once() -> None:
+    names = [mutant.name for mutant in MUTANTS]
+    assert len(set(names)) == len(names)
+    assert not [name for name in names if SEPARATOR in name]
     complaints = {mutant.name: complaint for mutant in MUTANTS if (complaint := find_complaint(mutant))}
     assert complaints == {}
 
@@ -29,7 +32,9 @@ def find_complaint(mutant: Mutant) -> str | None:
 
 def test_each_mutant_has_a_killer_in_the_core() -> None:
     killed = {mutant for row in read_table().values() for mutant in row.mutants}
-    assert killed == {mutant.name for mutant in MUTANTS}, "run `python -m tests.core kill`, then `choose`"
+    assert killed == {mutant.name for mutant in MUTANTS}, (
+        "run `.venv/bin/python -m tests.core record`, then `kill` and `choose`"
+    )
 
 
 def test_the_tests_of_the_core_are_there() -> None:
@@ -43,4 +48,6 @@ def test_the_tests_of_the_core_are_there() -> None:
         for name in names[file]
         if f"def {name}(" not in sources.get(file, "")
     ]
-    assert missing == [], "run `python -m tests.core record` on what took their place, then `choose`"
+    assert missing == [], (
+        "run `.venv/bin/python -m tests.core record` on what took their place, then `choose`"
+    )
