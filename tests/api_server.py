@@ -29,9 +29,9 @@ from vectormill.settings import Settings
 # Clients read these fields: a release may add fields to a job but must remove none.
 JOB_FIELDS = {
     "id", "state", "waiting_because", "model", "collection", "priority", "num_items", "num_done", "num_failed",
-    "num_chunks", "num_retried_chunks", "num_tokens", "truncated_items", "num_passages", "num_reused", "created_at",
-    "started_at", "finished_at", "paused_at", "items_per_second", "tokens_per_second", "eta_seconds", "padding_waste",
-    "stages", "bound_by", "stage_seconds", "options", "metadata", "twin_of",
+    "num_chunks", "num_retried_chunks", "num_tokens", "truncated_items", "num_passages", "num_reused", "num_repeated",
+    "created_at", "started_at", "finished_at", "paused_at", "items_per_second", "tokens_per_second", "eta_seconds",
+    "padding_waste", "stages", "bound_by", "stage_seconds", "options", "metadata", "twin_of",
 }  # fmt: skip
 ITEMS: list[dict[str, Any]] = [
     {"key": "a", "text": "one"},

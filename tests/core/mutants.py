@@ -226,8 +226,8 @@ MUTANTS: Final = (
     Mutant(
         "a limit of Postgres blames no value",
         "vectormill/db/outages.py",
-        'VALUE_CLASSES: Final = frozenset({"22", "54"})',
-        'VALUE_CLASSES: Final = frozenset({"22"})',
+        'VALUE_CLASSES: Final = frozenset({"21", "22", "54"})',
+        'VALUE_CLASSES: Final = frozenset({"21", "22"})',
     ),
     Mutant(
         "a push that was not heard of loses its parts",

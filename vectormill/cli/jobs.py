@@ -408,14 +408,12 @@ def _long_text_lines(job: Job) -> list[Fact]:
 
 
 def _reuse_lines(job: Job) -> list[Fact]:
-    if not job.get("num_reused"):
-        return []
+    told = {
+        "reused": "given the vector of an identical text instead of being encoded",
+        "repeated": "replaced by a later text with the same key",
+    }
     return [
-        Fact(
-            "reused",
-            f"{job['num_reused']:,}",
-            "given the vector of an identical text instead of being encoded",
-        )
+        Fact(name, f"{job[f'num_{name}']:,}", note) for name, note in told.items() if job.get(f"num_{name}")
     ]
 
 

@@ -308,17 +308,18 @@ def upsert_rows(
     spec: EncodingSpec,
     *,
     keep_text: bool = False,
-) -> None:
-    """Upsert one row per item into the generation's table, with its attributes, inside the caller's transaction.
+) -> int:
+    """Upsert one row per key into the generation's table, with its attributes, inside the caller's transaction.
 
-    Keys are unique within `items`. `results` has a row per item, of the collection's kind, in its column type or as
-    `make_column_rows` returns it: finite numbers, or JSON that jsonb accepts. `job_seq` is the sequence number of items
-    without their own place. Items whose key was written or deleted with a later one are skipped. Deletions from
-    the collection wait until the transaction ends.
+    Of items with the same key only the last is written. `results` has a row per item, of the collection's kind, in its
+    column type or as `make_column_rows` returns it: finite numbers, or JSON that jsonb accepts. `job_seq` is the
+    sequence number of items without their own place. Items whose key was written or deleted with a later one are
+    skipped. Deletions from the collection wait until the transaction ends. Return the number of items whose key comes
+    again behind them.
     """
-    columns = Items.of(items)
+    columns, results, num_repeated = take_last(Items.of(items), results)
     if not columns:
-        return
+        return 0
     driver = driver_of(connection)
     kind = open_kind(driver, spec, generation_id)
     with driver.cursor() as cursor:
@@ -343,6 +344,20 @@ def upsert_rows(
                 },
             )
             write_attributes(cursor, generation_id, own_places, part, kind.text_columns, keep_text=keep_text)
+    return num_repeated
+
+
+def take_last(items: Items, results: Results) -> tuple[Items, Results, int]:
+    """Return the last item of each key with its result, in order, and the number of items that were left out.
+
+    A statement of Postgres refuses to write one row twice (SQLSTATE 21000).
+    """
+    last = dict(zip(items.keys, range(len(items)), strict=True))
+    num_repeated = len(items) - len(last)
+    if not num_repeated:
+        return items, results, 0
+    places = sorted(last.values())
+    return items.take(places), results[places], num_repeated
 
 
 def measure_rows(results: Results, spec: EncodingSpec) -> int:

@@ -131,7 +131,7 @@ def import_rows(
         connection.execute(KEEPS_TEXTS, {"collection_id": generation.collection_id}).scalar_one()
     )
     rows = make_column_rows(vectors[places], kind, ranges)
-    upsert_rows(
+    num_repeated = upsert_rows(
         connection, generation.id, IMPORTED_PLACE, items.take(places), rows, spec, keep_text=keep_text
     )
-    return len(places)
+    return len(places) - num_repeated

@@ -16,11 +16,12 @@ PASSING_STATES: Final = frozenset({"55P03", "25006", "25P03"})
 # Postgres answered but lacks disk, memory, files or time for the statement, which may last for ever.
 SHORTAGE_CLASSES: Final = frozenset({"53", "58"})
 STATEMENT_TIMEOUT: Final = "57014"
-# 22 data, 23 constraint, 42 statement, 54 a limit of Postgres: the same statement would fail again.
-LASTING_CLASSES: Final = frozenset({"22", "23", "42", "54"})
+# 21 a row that one statement would write twice, 22 data, 23 constraint, 42 statement, 54 a limit of Postgres: the same
+# statement would fail again.
+LASTING_CLASSES: Final = frozenset({"21", "22", "23", "42", "54"})
 
-# The classes of errors that a single value can cause.
-VALUE_CLASSES: Final = frozenset({"22", "54"})
+# The classes of errors that a single row can cause.
+VALUE_CLASSES: Final = frozenset({"21", "22", "54"})
 
 # The driver's errors for values that it cannot send.
 REFUSALS: Final = (psycopg.DataError, psycopg.ProgrammingError, psycopg.NotSupportedError)

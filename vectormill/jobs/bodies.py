@@ -193,6 +193,12 @@ class JobBody(TypedDict):
         int, Meta(description="Passages into which longer items were split instead of being truncated.")
     ]
     num_reused: Annotated[int, Meta(description="Items or passages that reused the vector of an equal one.")]
+    num_repeated: Annotated[
+        int,
+        Meta(
+            description="Items whose row in the collection a later one of the chunk, of equal key, replaced."
+        ),
+    ]
     created_at: Moment
     started_at: Moment | None
     finished_at: Moment | None

@@ -97,7 +97,8 @@ class ChunkOutcome:
     `failures` maps the position of an item in the chunk to the reason why it has no vector.
     `num_computed_tokens` includes padding. `truncated` are the positions of items that were cut;
     `num_passages` counts the passages of items that were split instead. `num_reused` counts the texts or
-    passages whose vector was copied from an equal one. `stage_seconds` is busy time by stage name.
+    passages whose vector was copied from an equal one, and `num_repeated` the items of a collection whose row was
+    replaced by that of a later item with the same key in the chunk. `stage_seconds` is busy time by stage name.
     `item_tokens` are the token counts of the encoded items in their order, or empty if they were not counted.
     `proof_id` is the worker's period between two proofs in which the results were computed.
     """
@@ -108,6 +109,7 @@ class ChunkOutcome:
     truncated: Sequence[int] = ()
     num_passages: int = 0
     num_reused: int = 0
+    num_repeated: int = 0
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     item_tokens: Sequence[int] = ()
     proof_id: int | None = None

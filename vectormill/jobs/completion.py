@@ -119,7 +119,8 @@ def complete_chunk(
     ranges = find_ranges(connection, spec) if kind.name == INT8 else None
     if claim.generation_id is not None:
         rows = make_column_rows(vectors, kind, ranges)
-        _upsert(connection, claim, claim.generation_id, items, stored, rows)
+        num_repeated = _upsert(connection, claim, claim.generation_id, items, stored, rows)
+        outcome = replace(outcome, num_repeated=num_repeated)
     else:
         counted = (encoded, outcome.item_tokens)
         _store_with_chunk(connection, claim, stored, make_rows(vectors, kind, ranges), kind, counted)
@@ -153,7 +154,9 @@ def _complete_records(
     _end_under_fence(connection, claim, DONE, outcome.proof_id)
     if claim.generation_id is not None:
         stored = np.fromiter(found, dtype=np.int64, count=len(found))
-        _upsert(connection, claim, claim.generation_id, items, stored, take_objects(list(found.values())))
+        rows = take_objects(list(found.values()))
+        num_repeated = _upsert(connection, claim, claim.generation_id, items, stored, rows)
+        outcome = replace(outcome, num_repeated=num_repeated)
     else:
         records = read_own_records(connection, claim)
         for item, record in found.items():
@@ -208,10 +211,11 @@ def _upsert(
     items: Sequence[Item],
     stored: npt.NDArray[np.int64],
     results: Results,
-) -> None:
+) -> int:
     """Write the results of the items at positions `stored` [n] into the job's generation.
 
-    The job that fills a new generation copies its rows; any other one upserts them.
+    The job that fills a new generation copies its rows, whose keys were compared; any other one upserts them. Return
+    the number of items whose key comes again behind them.
     """
     taken = items if len(stored) == len(items) else Items.of(items).take(stored.tolist())
     if claim.is_fill:
@@ -227,8 +231,8 @@ def _upsert(
                     claim.spec,
                     keep_text=claim.keep_text,
                 )
-                return
-    upsert_rows(
+                return 0
+    return upsert_rows(
         connection, generation_id, claim.job_seq, taken, results, claim.spec, keep_text=claim.keep_text
     )
 

@@ -21,7 +21,7 @@ _CHUNKS_PER_TURN: Final = 64
 
 _SUMMED: Final = (
     "num_chunks", "num_done", "num_failed", "num_tokens", "num_computed_tokens", "num_truncated", "num_passages",
-    "num_reused",
+    "num_reused", "num_repeated",
 )  # fmt: skip
 
 # The seconds between two marks of a job's pace: its recent rate is that of the last one to two times as long.
@@ -128,6 +128,7 @@ def count_chunk(
         "num_truncated": len(outcome.truncated),
         "num_passages": outcome.num_passages,
         "num_reused": outcome.num_reused,
+        "num_repeated": outcome.num_repeated,
         "stage_seconds": to_jsonb(dict(outcome.stage_seconds)),
     }
     return _is_finished(connection, values, COUNT_CHUNK)

@@ -154,6 +154,7 @@ class Job:
     idle_seconds: float
     pace: list[float] | None
     now: datetime
+    num_repeated: int = 0
     twin_of: UUID | None = None
     output_url: str | None = None
     output_state: str | None = None

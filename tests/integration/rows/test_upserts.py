@@ -97,3 +97,17 @@ def test_a_chunk_that_is_written_in_parts_leaves_the_same_rows(
         newer = expect(ITEMS[:4], VECTORS[4:8], FLOAT16, 9, keep_text=True)
         older = expect(ITEMS, VECTORS, FLOAT16, 5, keep_text=True)
         assert read(connection, generation_id, FLOAT16) == older | newer
+
+
+@pytest.mark.parametrize("part_rows", [3, 100])
+@pytest.mark.parametrize("vector_type", VECTOR_TYPES)
+def test_of_items_with_one_key_the_last_is_written(
+    engine: Engine, vector_type: str, part_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = VECTOR_TYPE_BY_NAME[vector_type].column_bytes(DIMENSIONS)
+    monkeypatch.setattr(generation_tables, "MAX_ARRAY_BYTES", part_rows * size)
+    items = [replace(ITEMS[place % 4], text=b"text %d" % place) for place in range(len(ITEMS))]
+    generation_id = write(engine, vector_type, items, VECTORS, job_seq=5, keep_text=True)
+    assert ask(engine, read, generation_id, vector_type) == expect(
+        items, VECTORS, vector_type, 5, keep_text=True
+    )
