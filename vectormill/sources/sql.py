@@ -4,18 +4,21 @@ The database URL is read from the environment or a file when it is needed, and i
 """
 
 import logging
+import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
 import msgspec
 import psycopg
 from psycopg import sql
-from psycopg.types.json import set_json_loads
+from psycopg.abc import AdaptContext, Buffer
+from psycopg.adapt import Loader, Transformer
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
@@ -35,6 +38,9 @@ APPLICATION_NAME: Final = "vectormill source"
 READ_ON = (
     "SET LOCAL idle_in_transaction_session_timeout = 0",
     "SET LOCAL statement_timeout = {milliseconds}",
+    # The styles in which psycopg reads moments; a role or a database may have others.
+    "SET LOCAL DateStyle = 'ISO'",
+    "SET LOCAL IntervalStyle = 'postgres'",
 )
 
 
@@ -154,25 +160,42 @@ class SqlReader(Reader):
     def read_columns(self, num_rows: int) -> Iterator[list[Sequence[Any]]]:
         """Yield the values of the columns that the options name, in batches of so many rows of one transaction.
 
-        A value of a type that psycopg does not know, such as `vector`, is the bytes of its binary form.
+        On Postgres a value of one of pgvector's types is the bytes of its binary form.
         """
-        with (
-            self._speaking() as connection,
-            self._transaction(connection),
-            streaming(connection, strip(self._options.query), is_binary=True) as (names, fetch),
-        ):
-            columns = find_columns(names, self._options)
-            while rows := fetch(num_rows):
-                values = list(zip(*rows, strict=True))
-                yield [values[column] for column in columns]
+        with self._speaking() as connection, self._transaction(connection):
+            query = strip(self._options.query)
+            if connection.dialect.driver == "psycopg":
+                query = self._send_vectors(connection, query)
+            with streaming(connection, query) as (names, fetch):
+                columns = find_columns(names, self._options)
+                while rows := fetch(num_rows):
+                    values = list(zip(*rows, strict=True))
+                    yield [values[column] for column in columns]
+
+    def _send_vectors(self, connection: Connection, query: str) -> str:
+        """Return a query of the same columns in which Postgres itself writes the binary form of vectors."""
+        types = self._describe(connection)
+        found = connection.execute(SENDERS, {"oids": list(types.values())})
+        senders = {oid: str(sender) for oid, sender in found}
+        columns = (
+            f"{senders.get(oid, '')}(source.{name}) AS {name}"
+            for name, oid in ((sql.Identifier(name).as_string(None), oid) for name, oid in types.items())
+        )
+        return PICKED.format(columns=", ".join(columns), query=query)
 
     def describe_key(self) -> str:
         """Return the type of the key column, as Postgres writes it in SQL."""
         with self._speaking() as connection, self._transaction(connection):
-            found = ask(connection, write_page(self._options, None, 0)).description
-            key, *_ = find_columns([column.name for column in found], self._options)
-            statement = text("SELECT format_type(CAST(:oid AS oid), NULL)")
-            return str(connection.execute(statement, {"oid": found[key].type_code}).scalar_one())
+            oid = self._describe(connection)[self._options.key]
+            return str(connection.execute(TYPE_OF, {"oid": oid}).scalar_one())
+
+    def _describe(self, connection: Connection) -> dict[str, int]:
+        """Return the oids of the types of the columns that are read, by name."""
+        found = ask(
+            connection, f"SELECT * FROM (\n{strip(self._options.query)}\n) AS source LIMIT 0"
+        ).description
+        columns = find_columns([column.name for column in found], self._options)
+        return {found[column].name: found[column].type_code for column in columns}
 
     def cancel(self) -> None:
         """Cancel the query on the server, from another thread, so that reading fails.
@@ -235,6 +258,9 @@ class SqlReader(Reader):
             with engine.connect() as connection:
                 if connection.dialect.name == "postgresql":
                     connection = connection.execution_options(postgresql_readonly=True)
+                elif connection.dialect.name == "sqlite":
+                    driver: Any = connection.connection.driver_connection
+                    driver.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
                 self._hold(connection)
                 try:
                     yield connection
@@ -276,10 +302,66 @@ class SqlReader(Reader):
         return create_engine(url, poolclass=NullPool, hide_parameters=True)
 
 
+def list_oids(*names: str) -> frozenset[int]:
+    return frozenset(psycopg.adapters.types[name].oid for name in names)
+
+
+JSON: Final = list_oids("json", "jsonb")
+# psycopg reads them fast, and raises DataError for the values of a few rows.
+MOMENTS: Final = list_oids("date", "time", "timetz", "timestamp", "timestamptz")
+INTERVAL: Final = psycopg.adapters.types["interval"].oid
+MONTHS: Final = re.compile(rb"mon|year")  # of which nobody can say how many days they have
+RANGES: Final = [
+    kind + form for kind in ("int4", "int8", "num", "date", "ts", "tstz") for form in ("range", "multirange")
+]
+# Types whose values in Python say less than the texts of Postgres, or are spelled otherwise, at least some of them.
+AS_SENT: Final = JSON | list_oids("interval", "inet", "cidr", "record", *RANGES)
+# 0 stands for a type that psycopg does not know.
+TEXTS: Final = list_oids("text", "varchar", "bpchar", "name", '"char"') | {0}
+
+
+class SafeLoader(Loader):
+    """Load a moment, an interval or JSON as psycopg does, and a value of another type as the text that Postgres sends.
+
+    So is a value that nothing in Python can hold: moments that are infinite, before the year 1 or after 9999, the
+    time 24:00, intervals of months, JSON with a number beyond all limits. Bytes that are not UTF-8 become surrogates.
+    """
+
+    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+        super().__init__(oid, context)
+        loader = psycopg.adapters.get_loader(oid, self.format) if oid in MOMENTS or oid == INTERVAL else None
+        self._load = msgspec.json.decode if oid in JSON else loader(oid, context).load if loader else None
+
+    def load(self, data: Buffer) -> Any:
+        sent = bytes(data)
+        if self._load is not None and not (self.oid == INTERVAL and MONTHS.search(sent)):
+            with suppress(psycopg.Error, ValueError, OverflowError, RecursionError):
+                return self._load(sent)
+        return sent.decode("utf-8", "surrogateescape")
+
+
+def register_safely(cursor: psycopg.ServerCursor[Any], oids: Iterable[int]) -> None:
+    for oid in oids:
+        cursor.adapters.register_loader(oid, SafeLoader)
+
+
+def fetch_all_values(cursor: psycopg.ServerCursor[Any], num_rows: int) -> Sequence[Any]:
+    """Fetch the next rows. Those with a value that psycopg cannot load are loaded again, by loaders that can."""
+    try:
+        return cursor.fetchmany(num_rows)
+    except (psycopg.DataError, psycopg.NotSupportedError, ValueError, OverflowError) as error:
+        result = cursor.pgresult
+        is_of_query = getattr(error, "sqlstate", None) is not None
+        if is_of_query or result is None:
+            raise
+        register_safely(cursor, MOMENTS)
+        transformer = Transformer(cursor)
+        transformer.set_pgresult(result)
+        return transformer.load_rows(0, result.ntuples, tuple)
+
+
 @contextmanager
-def streaming(
-    connection: Connection, query: str, *, is_binary: bool = False
-) -> Iterator[tuple[list[str], Fetch]]:
+def streaming(connection: Connection, query: str) -> Iterator[tuple[list[str], Fetch]]:
     """Yield the column names of a query, and a function that fetches its next rows from a server-side cursor.
 
     With psycopg its own cursor is used, because building SQLAlchemy's rows takes as long as fetching them. No
@@ -288,9 +370,13 @@ def streaming(
     if connection.dialect.driver == "psycopg":
         driver: Any = connection.connection.driver_connection
         with driver.cursor(name="vectormill_source") as cursor:
-            set_json_loads(msgspec.json.decode, cursor)
-            cursor.execute(query.encode(), binary=is_binary)
-            yield [column.name for column in cursor.description or ()], cursor.fetchmany
+            knows_none = driver.info.parameter_status("server_encoding") == "SQL_ASCII"
+            register_safely(cursor, AS_SENT | (TEXTS if knows_none else frozenset()))
+            cursor.execute(query.encode())
+            names = [column.name for column in cursor.description or ()]
+            if knows_none:  # it refuses to send bytes that are not UTF-8 to a client that asks for UTF-8
+                driver.execute("SET LOCAL client_encoding = 'SQL_ASCII'")
+            yield names, partial(fetch_all_values, cursor)
         return
     options = {"stream_results": True, "max_row_buffer": 1, "no_parameters": True}
     with connection.execution_options(**options).exec_driver_sql(query) as result:
@@ -334,6 +420,17 @@ SELECT source.* FROM (
 {query}
 ) AS source WHERE random() < {share}
 """
+
+
+PICKED: Final = """
+SELECT {columns} FROM (
+{query}
+) AS source"""
+TYPE_OF: Final = text("SELECT format_type(CAST(:oid AS oid), NULL)")
+SENDERS: Final = text("""
+    SELECT oid, CAST(typsend AS text) FROM pg_type
+     WHERE oid = ANY(:oids) AND typname IN ('vector', 'halfvec', 'sparsevec')
+""")
 
 
 SINCE: Final = """
