@@ -179,9 +179,9 @@ class SqlReader(Reader):
         senders = {oid: str(sender) for oid, sender in found}
         columns = (
             f"{senders.get(oid, '')}(source.{name}) AS {name}"
-            for name, oid in ((sql.Identifier(name).as_string(None), oid) for name, oid in types.items())
+            for name, oid in ((quote_name(name), oid) for name, oid in types.items())
         )
-        return PICKED.format(columns=", ".join(columns), query=query)
+        return ask_for(query, ", ".join(columns))
 
     def describe_key(self) -> str:
         """Return the type of the key column, as Postgres writes it in SQL."""
@@ -191,9 +191,7 @@ class SqlReader(Reader):
 
     def _describe(self, connection: Connection) -> dict[str, int]:
         """Return the oids of the types of the columns that are read, by name."""
-        found = ask(
-            connection, f"SELECT * FROM (\n{strip(self._options.query)}\n) AS source LIMIT 0"
-        ).description
+        found = ask(connection, ask_for(self._options.query, rest="LIMIT 0")).description
         columns = find_columns([column.name for column in found], self._options)
         return {found[column].name: found[column].type_code for column in columns}
 
@@ -235,8 +233,9 @@ class SqlReader(Reader):
         with self._speaking() as connection:
             if connection.dialect.driver != "psycopg":
                 return None
-            texts = [f"source.{sql.Identifier(name).as_string(None)}" for name in self._options.texts]
-            query = COUNT_TEXTS.format(query=strip(self._options.query), texts=", E'\\x1f', ".join(texts))
+            texts = ", E'\\x1f', ".join(f"source.{quote_name(name)}" for name in self._options.texts)
+            counts = f"count(*), count(DISTINCT hashtextextended(concat({texts}), 0))"
+            query = ask_for(self._options.query, counts)
             try:
                 with self._transaction(connection):
                     num_all, num_distinct = ask(connection, query).fetchone()
@@ -244,7 +243,7 @@ class SqlReader(Reader):
                 return None
         if num_all > num_rows:
             share = num_rows / num_all
-            query = DRAWN.format(query=strip(self._options.query), share=share)
+            query = ask_for(self._options.query, rest=f"WHERE random() < {share}")
             self._options = msgspec.structs.replace(self._options, query=query)
         return num_all, num_distinct
 
@@ -393,39 +392,32 @@ def ask(connection: Connection, query: str) -> Any:
     return driver.execute(query.encode(), binary=True)
 
 
-# The key is compared in its own type and order, for which its text is an untyped literal.
-PAGE: Final = """
-SELECT source.*, CAST(source.{key} AS text) FROM (
+ASKED: Final = """
+SELECT {columns} FROM (
 {query}
-) AS source WHERE {condition} ORDER BY source.{key} LIMIT {limit}
+) AS source {rest}
 """
+
+
+def ask_for(query: str, columns: str = "source.*", *, rest: str = "") -> str:
+    """Return a query on the rows of a user's query, which may end with a comment or a semicolon."""
+    return ASKED.format(columns=columns, query=strip(query), rest=rest).strip()
 
 
 def write_page(options: SqlOptions, first: str | None, limit: int, *, only_null: bool = False) -> str:
     """Return the query of a page from the key `first` on; the key as text is its last column."""
-    key = sql.Identifier(options.key).as_string(None)
-    condition = f"source.{key} IS NULL" if only_null else "true"
-    if first is not None:
-        condition = f"source.{key} >= {sql.Literal(first).as_string(None)}"
-    return PAGE.format(key=key, query=strip(options.query), condition=condition, limit=limit)
+    key = f"source.{quote_name(options.key)}"
+    condition = f"{key} IS NULL" if only_null else "true"
+    if first is not None:  # an untyped literal, which is compared in the key's own type and order
+        condition = f"{key} >= {sql.Literal(first).as_string(None)}"
+    rest = f"WHERE {condition} ORDER BY {key} LIMIT {limit}"
+    return ask_for(options.query, f"source.*, CAST({key} AS text)", rest=rest)
 
 
-COUNT_TEXTS: Final = """
-SELECT count(*), count(DISTINCT hashtextextended(concat({texts}), 0)) FROM (
-{query}
-) AS source
-"""
-DRAWN: Final = """
-SELECT source.* FROM (
-{query}
-) AS source WHERE random() < {share}
-"""
+def quote_name(name: str) -> str:
+    return sql.Identifier(name).as_string(None)
 
 
-PICKED: Final = """
-SELECT {columns} FROM (
-{query}
-) AS source"""
 TYPE_OF: Final = text("SELECT format_type(CAST(:oid AS oid), NULL)")
 SENDERS: Final = text("""
     SELECT oid, CAST(typsend AS text) FROM pg_type
