@@ -19,8 +19,9 @@ from uuid import UUID
 from psycopg import Cursor
 from sqlalchemy import Connection, text
 
-from vectormill.jobs.chunk import empty_items, read_keys
+from vectormill.jobs.chunk import empty_items, read_keys, write_payload
 from vectormill.jobs.job import OPEN_JOB_STATES
+from vectormill.objects.reference import MARK
 from vectormill.runs.run import OPEN_RUN_STATES
 
 # The hash seed 13 tells this lock from that of the collection's name, which guards its generations.
@@ -202,10 +203,6 @@ LIST_BURIED: Final = text("""
      WHERE collection_id = :collection_id AND key = ANY(CAST(:keys AS text[])) AND seq > :place
 """)
 
-WRITE_PAYLOAD: Final = text("""
-    UPDATE vectormill.chunk_payloads SET items = :items WHERE chunk_id = :chunk_id
-""")
-
 
 def scrub_payloads(
     connection: Connection, wanted: Pass, position: Position, limit: int
@@ -234,7 +231,7 @@ def scrub_payloads(
         buried = set(connection.execute(LIST_BURIED, keys).scalars())
         blob, num_items = empty_items(row.items, buried) if buried else (None, 0)
         if blob is not None:
-            connection.execute(WRITE_PAYLOAD, {"items": blob, "chunk_id": row.id})
+            write_payload(connection, row.id, blob)
             num_emptied += num_items
     if len(rows) < limit:
         return None, num_emptied
@@ -270,14 +267,35 @@ def finish_pass(connection: Connection, wanted: Pass, after: str, limit: int = 1
 
 
 # A scrubbed tombstone is not needed any more: all older jobs and runs have ended, and a retry finds no text. Only an
-# import may still have the key, so a collection's first day and an hour keep all tombstones (see imports.py).
+# import may still have the key, so a collection's first day and an hour keep all tombstones (see imports.py). So does
+# an older job by reference until its own end, since a retry reads the texts from their object again. The payloads of a
+# job are all references, or none is.
 DELETE_SCRUBBED: Final = text("""
-    DELETE FROM vectormill.tombstones WHERE ctid = ANY(ARRAY(
-        SELECT ctid FROM vectormill.tombstones
+    WITH due AS MATERIALIZED (
+        SELECT collection_id, max(seq) AS seq FROM vectormill.tombstones
          WHERE scrubbed_at < now() - make_interval(secs => :kept_seconds)
            AND collection_id IN (SELECT id FROM vectormill.collections
                                   WHERE created_at < now() - 25 * make_interval(secs => :kept_seconds))
-         LIMIT :limit FOR UPDATE SKIP LOCKED))
+         GROUP BY collection_id
+    ), kept AS MATERIALIZED (
+        SELECT due.collection_id, min(coalesce(jobs.place, jobs.seq)) AS place
+          FROM due
+          JOIN vectormill.generations ON generations.collection_id = due.collection_id
+          JOIN vectormill.jobs ON jobs.generation_id = generations.id AND coalesce(jobs.place, jobs.seq) < due.seq
+         CROSS JOIN LATERAL (
+               SELECT id FROM vectormill.chunks WHERE job_id = jobs.id AND state <> 'split' LIMIT 1) AS first
+         CROSS JOIN LATERAL vectormill.payload_of(first.id) AS payload
+         WHERE substr(payload.items, 1, octet_length(CAST(:mark AS bytea))) = :mark
+         GROUP BY due.collection_id
+    )
+    DELETE FROM vectormill.tombstones WHERE ctid = ANY(ARRAY(
+        SELECT buried.ctid
+          FROM vectormill.tombstones AS buried
+          JOIN due ON due.collection_id = buried.collection_id
+          LEFT JOIN kept ON kept.collection_id = buried.collection_id
+         WHERE scrubbed_at < now() - make_interval(secs => :kept_seconds)
+           AND (kept.place IS NULL OR buried.seq < kept.place)
+         LIMIT :limit FOR UPDATE OF buried SKIP LOCKED))
     RETURNING 1
 """)
 
@@ -285,7 +303,8 @@ DELETE_SCRUBBED: Final = text("""
 def delete_scrubbed(connection: Connection, kept_seconds: float = 3600.0, limit: int = 10_000) -> int:
     """Delete up to `limit` tombstones that were scrubbed at least `kept_seconds` ago, and return their number.
 
-    Those of a collection that was created less than 25 times as long ago are kept.
+    Those of a collection that was created less than 25 times as long ago are kept, and those that are newer than a job
+    by reference.
     """
-    values = {"kept_seconds": float(kept_seconds), "limit": limit}
+    values = {"kept_seconds": float(kept_seconds), "limit": limit, "mark": MARK}
     return len(connection.execute(DELETE_SCRUBBED, values).all())

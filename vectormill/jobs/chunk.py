@@ -11,11 +11,11 @@ import zstandard
 from sqlalchemy import Connection, text
 
 from vectormill.domain.encoding import PASSAGES, EncodingSpec
-from vectormill.domain.errors import PayloadGone, SpecMismatch
+from vectormill.domain.errors import ObjectChanged, PayloadGone, SpecMismatch
 from vectormill.domain.schema import PromptEstimate
 from vectormill.domain.states import States
 from vectormill.jobs.item import Item, ItemFailure, Items
-from vectormill.objects.reference import decode_reference, is_reference
+from vectormill.objects.reference import MARK, decode_reference, is_reference
 
 PENDING: Final = "pending"
 QUEUED: Final = "queued"
@@ -231,11 +231,72 @@ def decode_payload(blob: bytes) -> Items:
 def read_keys(blob: bytes) -> list[str]:
     """Return the keys of the items in a blob without decoding their texts.
 
-    Items behind a reference are named by their positions, since their keys are known to nobody who has not read them.
+    Items behind a reference are named by their positions until its results are there.
     """
     if is_reference(blob):
-        return decode_reference(blob).name_items()
+        return list((_find_kept(blob) or _name_items(blob)).keys)
     return [key for key, _, _ in _read_raw(blob)]
+
+
+class _Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a reference has besides once its results are there. `hashes` are of 16 bytes each."""
+
+    keys: list[str] = []
+    hashes: bytes = b""
+
+
+def keep_keys(blob: bytes, items: Items) -> bytes | None:
+    """Return the reference that these items were read by with their keys and hashes; None if it has them.
+
+    The results can then be read when the object is another one or gone. Keys that are names by position are not
+    repeated. Programs of an earlier release pass over both.
+    """
+    if _find_kept(blob) is not None:
+        return None
+    keys = list(items.keys)
+    kept = _Kept(
+        [] if keys == decode_reference(blob).name_items() else keys, b"".join(items.content_hashes())
+    )
+    fields = msgspec.msgpack.decode(blob[len(MARK) :])
+    return MARK + msgspec.msgpack.encode(fields | {_KEPT: _compress(msgspec.msgpack.encode(kept))})
+
+
+_KEPT: Final = "kept"
+
+
+def _find_kept(blob: bytes) -> Items | None:
+    """Return the keys and hashes of a reference's items, without their texts; None if it has not kept them."""
+    packed = msgspec.msgpack.decode(blob[len(MARK) :]).get(_KEPT)
+    if packed is None:
+        return None
+    kept = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(packed), type=_Kept)
+    hashes = [kept.hashes[place : place + 16] for place in range(0, len(kept.hashes), 16)]
+    named = _name_items(blob)
+    return replace(named, keys=kept.keys or named.keys, hashes=hashes)
+
+
+def _name_items(blob: bytes) -> Items:
+    names = decode_reference(blob).name_items()
+    nothing = [b""] * len(names)
+    return Items(names, nothing, nothing, hashes=nothing)
+
+
+def decode_results(blob: bytes, *, has_results: bool) -> Items:
+    """Return the items of a chunk whose results are to be read: their keys and content hashes, and perhaps their texts.
+
+    Behind a reference that has not kept them, since its chunk has not been encoded or was by an earlier release, they
+    are read from the object. Raise StorageUnavailable, and ObjectChanged if the chunk `has_results`; without any, the
+    items of an object that is another one now are named by their positions.
+    """
+    kept = _find_kept(blob) if is_reference(blob) else None
+    if kept is not None:
+        return kept
+    try:
+        return decode_payload(blob)
+    except ObjectChanged:
+        if has_results:
+            raise
+        return _name_items(blob)
 
 
 def empty_items(blob: bytes, keys: Set[str]) -> tuple[bytes | None, int]:
@@ -269,17 +330,14 @@ def split_payload(
 ) -> "list[PayloadPart]":
     """Return the payloads of the items before and from position `middle` on, of a chunk of about `num_tokens`."""
     if is_reference(blob):
-        whole = decode_reference(blob)
-        cuts = (0, middle), (middle, whole.num_rows)
-        return [
-            PayloadPart(
-                whole.take(start, stop).encode(),
-                stop - start,
-                num_tokens * (stop - start) // whole.num_rows,
-                None,
-            )
-            for start, stop in cuts
-        ]
+        whole, kept = decode_reference(blob), _find_kept(blob)
+        parts = []
+        for start, stop in ((0, middle), (middle, whole.num_rows)):
+            part = whole.take(start, stop).encode()
+            if kept is not None:
+                part = keep_keys(part, kept[start:stop]) or part
+            parts.append(PayloadPart(part, stop - start, num_tokens * (stop - start) // whole.num_rows, None))
+        return parts
     items, estimate = decode_payload(blob), TokenEstimate(spec)
     halves = items[:middle], items[middle:]
     cut_places = (None, None) if places is None else (places[:middle], places[middle:])
@@ -327,7 +385,17 @@ def open_payload(blob: bytes | None, chunk_id: int, places: Sequence[int] | None
     if blob is None:
         raise _gone(chunk_id)
     items = decode_payload(blob)
+    if is_reference(blob):
+        items = replace(items, reference=blob)
     return items if places is None else replace(items, places=places)
+
+
+WRITE_PAYLOAD: Final = text("UPDATE vectormill.chunk_payloads SET items = :items WHERE chunk_id = :chunk_id")
+
+
+def write_payload(connection: Connection, chunk_id: int, blob: bytes) -> None:
+    """Replace the payload of a chunk by one with the same items."""
+    connection.execute(WRITE_PAYLOAD, {"items": blob, "chunk_id": chunk_id})
 
 
 def _gone(chunk_id: int) -> PayloadGone:

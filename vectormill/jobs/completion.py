@@ -15,7 +15,16 @@ from vectormill.domain.encoding import FLOAT16, INT8, EncodingSpec
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.task import RECORD, VARYING
 from vectormill.jobs.bottleneck import PERSIST
-from vectormill.jobs.chunk import CANCELLED, DONE, FAILED, IS_LEASED, ChunkOutcome, Claim
+from vectormill.jobs.chunk import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    IS_LEASED,
+    ChunkOutcome,
+    Claim,
+    keep_keys,
+    write_payload,
+)
 from vectormill.jobs.counters import count_chunk
 from vectormill.jobs.item import (
     ITEM_ERROR_CODES,
@@ -257,6 +266,10 @@ def _end(
 ) -> bool:
     """Record the outcome of a chunk after its results were stored; the job's counters are updated last."""
     _insert_errors(connection, claim, items, failures)
+    if isinstance(items, Items) and items.reference is not None and claim.output_url is None:
+        blob = keep_keys(items.reference, items)
+        if blob is not None:
+            write_payload(connection, claim.chunk_id, blob)
     outcome = replace(outcome, truncated=[item for item in outcome.truncated if item not in failures])
     add_truncations(connection, claim.chunk_id, outcome.truncated)
     if read_persist_seconds is not None:

@@ -23,10 +23,11 @@ from vectormill.domain.errors import (
     GenerationNotFound,
     InvalidOption,
     JobNotFound,
+    ObjectChanged,
     WrongJobState,
 )
 from vectormill.domain.task import RECORD, VARYING
-from vectormill.jobs.chunk import decode_payload, read_keys
+from vectormill.jobs.chunk import DONE, decode_payload, decode_results
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job, has_lost_collection
@@ -79,7 +80,7 @@ LIST_PAYLOADS = """
 """
 
 _CHUNKS_WITH_RESULTS: Final = """
-    SELECT chunks.first_item, payload.items, own.vectors, own.item_tokens
+    SELECT chunks.first_item, payload.items, chunks.state, own.vectors, own.item_tokens
       FROM vectormill.chunks
       CROSS JOIN LATERAL vectormill.payload_of(chunks.id) AS payload
       LEFT JOIN LATERAL vectormill.vectors_of(chunks.id) AS own ON true
@@ -176,7 +177,7 @@ def find_item(engine: Engine, job: Job, key: str) -> tuple[int, int]:
             values = {"job_id": job.id, "start": start, "limit": _SEARCHED_CHUNKS}
             rows = _fetch_binary(connection, LIST_PAYLOADS, values)
         for first_item, payload in rows:
-            keys = read_keys(payload)
+            keys = decode_results(payload, has_results=False).keys
             if key in keys:
                 return first_item, first_item + keys.index(key)
             start = first_item + len(keys)
@@ -237,10 +238,11 @@ def _read_page(engine: Engine, job: Job, make_block: MakeBlock[R], start: int) -
     blocks = []
     with engine.connect() as connection:
         values = {"job_id": job.id, "start": start, "limit": _CHUNKS_PER_PAGE}
-        for first_item, payload, *own in _fetch_binary(connection, LIST_CHUNKS, values):
+        for first_item, payload, state, *own in _fetch_binary(connection, LIST_CHUNKS, values):
             if first_item != start:
                 break
-            blocks.append(make_block(connection, first_item, decode_payload(payload), *own))
+            items = decode_results(payload, has_results=state == DONE or own[0] is not None)
+            blocks.append(make_block(connection, first_item, items, *own))
             start = blocks[-1].end
     if not blocks:
         raise JobNotFound(
@@ -274,13 +276,16 @@ def read_chunk_at(
 ) -> tuple[int, Items, Results, npt.NDArray[np.bool_]]:
     """Return the chunk with the item at this position: that of its first item, its items, results and which it has.
 
-    Raise JobNotFound if the job was removed.
+    Texts of an object that is another one now, or gone, are empty. Raise JobNotFound if the job was removed.
     """
     rows = _fetch_binary(connection, READ_CHUNK_AT, {"job_id": job.id, "position": position})
     if not rows:
         raise JobNotFound(f"Job {job.id} was removed while its texts were being read.")
-    first_item, payload, own, _ = rows[0]
-    items = decode_payload(payload)
+    first_item, payload, state, own, _ = rows[0]
+    try:
+        items = decode_payload(payload)
+    except ObjectChanged:
+        items = decode_results(payload, has_results=state == DONE or own is not None)
     return first_item, items, *read_stored(connection, job, generation_id, items, own)
 
 
@@ -306,7 +311,8 @@ def _read_collection(
     connection: Connection, generation_id: int, items: Sequence[Item], spec: EncodingSpec
 ) -> tuple[Rows, npt.NDArray[np.bool_]]:
     kind = open_kind(driver_of(connection), spec)
-    values = {"keys": [item.key for item in items], "hashes": [item.content_hash() for item in items]}
+    columns = Items.of(items)
+    values = {"keys": list(columns.keys), "hashes": columns.content_hashes()}
     results = kind.gathered(kind.sent(spec, "live"))
     statement = READ_COLLECTION.format(table=table_name(generation_id), results=results)
     try:

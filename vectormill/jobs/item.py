@@ -7,7 +7,7 @@ be confused. Code that does not expect a pair finds a text that is not valid Uni
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final, overload
 
@@ -85,7 +85,7 @@ class Items(Sequence[Item]):
     """Many items as columns, so that a chunk can be processed without an object for each item.
 
     Either every item has its own `place`, or `places` is None. `hashes` replace those of the texts where a row came
-    without its text.
+    without its text. `reference` is the payload of a chunk whose items were read from an object.
     """
 
     keys: Sequence[str]
@@ -93,6 +93,7 @@ class Items(Sequence[Item]):
     metadata: Sequence[bytes]
     places: Sequence[int] | None = None
     hashes: Sequence[bytes] | None = None
+    reference: bytes | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, items: Sequence[Item]) -> "Items":

@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.domain.errors import JobNotFound, PayloadGone
-from vectormill.jobs.chunk import load_payload
+from vectormill.jobs.chunk import decode_results, load_blob
 
 # A page covers at most this many payloads, so that its cost does not depend on how few of their items were
 # cut.
@@ -105,7 +105,7 @@ def _name_items(
     connection: Connection, chunk_id: int, first_item: int, positions: Sequence[int]
 ) -> list[TruncatedItem]:
     try:
-        items = load_payload(connection, chunk_id)
+        keys = decode_results(load_blob(connection, chunk_id)[0], has_results=False).keys
     except PayloadGone as error:  # the payload was removed between the two statements
         raise JobNotFound from error
-    return [TruncatedItem(first_item + position, items[position].key) for position in positions]
+    return [TruncatedItem(first_item + position, keys[position]) for position in positions]

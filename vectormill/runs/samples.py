@@ -8,6 +8,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from vectormill.collections.generation_tables import attributes_name, find_range
 from vectormill.collections.row_kinds import Results, choose_kind, take_objects
 from vectormill.db.session import driver_of
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
-from vectormill.domain.errors import EncodingTimeout
+from vectormill.domain.errors import EncodingTimeout, ObjectChanged
 from vectormill.domain.task import DENSE, MULTI_VECTOR, RECORD, REPRESENTATIONS, SCORE, VARYING
 from vectormill.jobs.chunk import decode_payload
 from vectormill.jobs.export import read_job_records, read_vectors
@@ -70,7 +71,8 @@ def sample_chunks(connection: Connection, generation: Generation, num_chunks: in
     """Yield the items of random completed chunks whose results were written to the generation."""
     values = {"generation_id": generation.id, "limit": num_chunks}
     for payload in connection.execute(SAMPLE_PAYLOADS, values).scalars():
-        yield decode_payload(payload)
+        with suppress(ObjectChanged):  # texts by reference whose object is gone cannot be encoded again
+            yield decode_payload(payload)
 
 
 READ_ROWS: Final = """

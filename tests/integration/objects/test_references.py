@@ -14,7 +14,14 @@ from tests.integration.objects.conftest import Place
 from tests.protocol import SPEC
 from vectormill.domain.errors import InvalidItem, InvalidOption, ObjectChanged
 from vectormill.files.formats import InputName
-from vectormill.jobs.chunk import TokenEstimate, decode_payload, read_keys, split_payload
+from vectormill.jobs.chunk import (
+    TokenEstimate,
+    decode_payload,
+    decode_results,
+    keep_keys,
+    read_keys,
+    split_payload,
+)
 from vectormill.jobs.item import Items, split_pair
 from vectormill.objects import reference
 from vectormill.objects.cutting import ChunkLimits, choose_format, cut_object
@@ -105,6 +112,12 @@ def test_halves_of_a_payload_have_the_rows_of_the_whole_without_reading_it(
     assert decode_payload(rest.items).texts == expected.texts[4:]
     assert (first.num_items, second.num_items, rest.num_items) == (3, whole.num_rows - 3, whole.num_rows - 4)
     assert first.num_tokens + second.num_tokens <= 100
+    kept = keep_keys(whole.encode(), expected)
+    assert kept is not None
+    for half, rows in zip(split_payload(kept, None, 3, SPEC, 100), (expected[:3], expected[3:]), strict=True):
+        items = decode_results(half.items, has_results=True)
+        assert (items.keys, read_keys(half.items), items.texts) == (rows.keys, rows.keys, [b""] * len(rows))
+        assert (items.content_hashes(), decode_payload(half.items)) == (rows.content_hashes(), rows)
 
 
 def test_items_without_a_key_are_named_by_object_row_group_and_position(place: Place) -> None:
