@@ -6,7 +6,8 @@ core).
 
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -52,6 +53,15 @@ GROUPS: Final = {
 }
 
 
+@contextmanager
+def keeping_broken_pipes() -> Iterator[None]:
+    """Raise CommandFailed for a broken pipe, which Typer would make exit code 1 without a word."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise exits.CommandFailed(exits.describe(error), exits.OUTPUT_CLOSED) from error
+
+
 class Commands(TyperGroup):
     """Lists the commands by GROUPS in the help, and tells of a refused value without the words of pydantic before it.
 
@@ -68,9 +78,14 @@ class Commands(TyperGroup):
             with formatter.section(title):
                 formatter.write_dl(rows)
 
+    def make_context(self, *arguments: Any, **more: Any) -> Any:  # which prints the help
+        with keeping_broken_pipes():
+            return super().make_context(*arguments, **more)
+
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with keeping_broken_pipes():
+                return super().invoke(ctx)
         except typer.BadParameter as error:
             from vectormill.settings import VALUE_ERROR
 
@@ -107,8 +122,8 @@ def _print_version(is_asked: bool) -> None:
 
 @app.callback(
     epilog="For the options of a command: vectormill COMMAND --help.\n\n"
-    "Exit codes: 0 done, 2 bad usage or input, 3 service unavailable, 130 interrupted, 70 a bug in Vectormill; "
-    "encode, demo and status --watch also report how the job ended."
+    "Exit codes: 0 done, 2 bad usage or input, 3 service unavailable, 70 a bug in Vectormill, "
+    "74 disk full, 130 interrupted, 141 output closed; encode, demo and status --watch also report how the job ended."
 )
 def vectormill(
     context: typer.Context,
@@ -158,14 +173,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = Globals()
     if arguments is None:
+        exits.prepare_streams()
         settings.ignore_project()
+    code = exits.SUCCESS
     try:
-        app(list(sys.argv[1:] if arguments is None else arguments), prog_name="vectormill", obj=given)
-    except Exception as error:  # noqa: BLE001 - users see a traceback only if they ask for one
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        code = app(words, prog_name="vectormill", obj=given, standalone_mode=False) or exits.SUCCESS
+        sys.stdout.flush()
+        if code == exits.INTERRUPTED:
+            raise KeyboardInterrupt
+    except typer.TyperException as error:
+        error.show()  # type: ignore[attr-defined]
+        code = error.exit_code
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - users see a traceback only if they ask for one
+        code = _tell_error(KeyboardInterrupt() if isinstance(error, typer.Abort) else error, given)
+    if arguments is None:
+        exits.end_streams()
+    sys.exit(code)
+
+
+def _tell_error(error: BaseException, given: Globals) -> int:
+    """Print a sentence about the error, and return the exit code for it."""
+    with suppress(OSError):  # stderr may be closed too
         if given.is_debugging or _is_logging_debug():
             traceback.print_exception(error)
         typer.echo(f"vectormill: {exits.describe(error, given.command)}", err=True)
-        sys.exit(exits.exit_code_of(error))
+    return exits.exit_code_of(error)
 
 
 def _is_logging_debug() -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 import typer
 
 from vectormill.cli.command import command
+from vectormill.cli.jobs import name_output
 from vectormill.cli.printing import tell
 
 app = typer.Typer()
@@ -24,16 +25,19 @@ def backup(output: Path, *, data_dir: Path | None = None) -> None:
     The file appears whole or not at all.
 
     Args:
-        output (FILE): The file to write; an existing one is replaced once the new one is complete.
+        output (FILE): The file to write, or - for stdout; an existing one is replaced once the new one is complete.
     """
     from vectormill.cli.endpoint import find_database
     from vectormill.db.backup import dump
     from vectormill.embedded.binaries import find_client
+    from vectormill.files.outputs import check_outputs
 
     began = time.monotonic()
+    path = name_output(output)
+    check_outputs([path])
     with find_database(data_dir, is_migrated=False, has_data=True) as url:
-        dump(find_client("pg_dump"), url, output)
-    tell(f"Wrote {output.stat().st_size:,} bytes to {output} in {time.monotonic() - began:,.0f} s.")
+        num_bytes = dump(find_client("pg_dump"), url, path)
+    tell(f"Wrote {num_bytes:,} bytes to {path} in {time.monotonic() - began:,.0f} s.")
 
 
 @command(

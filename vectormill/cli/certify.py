@@ -1,6 +1,5 @@
 """Commands certify, verify and certificate: measure how well results agree with what they should be."""
 
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -9,6 +8,7 @@ import typer
 
 from vectormill.cli.command import command
 from vectormill.cli.exits import ITEMS_FAILED
+from vectormill.cli.jobs import name_output, tell_written
 from vectormill.cli.printing import Outcome, listing, print_facts, print_report, tell
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def certify(
         to (FILE): The certificate to write. By default, a file of the model in the data directory, where workers look
             for it.
     """
+    from vectormill.files.outputs import check_outputs
     from vectormill.models.registry import open_registry
     from vectormill.settings import load_settings
     from worker.certificates.certificate import name_certificate
@@ -84,10 +85,12 @@ def certify(
 
     settings = load_settings()
     card = open_registry(settings, model).card(model, weights=True)
+    path = to or name_certificate(settings.data_dir, model)
+    if to is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    check_outputs([path], [card.path])
     choices = Choices(devices, precision, backend, strategy)
-    certificate = write_measured(
-        card, choices, max_tokens, settings, to or name_certificate(settings.data_dir, model)
-    )
+    certificate = write_measured(card, choices, max_tokens, settings, path)
     return Outcome(certificate.to_json(), ITEMS_FAILED if tell_flaws(certificate) else 0)
 
 
@@ -211,17 +214,18 @@ def verify_results(job_id: "UUID", sample: int, data_dir: Path | None) -> Outcom
 @command(
     app, "vectormill certificate JOB > certificate.jsonl", "vectormill certificate JOB -o certificate.jsonl"
 )
-def certificate(client: "Client", job_id: str, *, out: Path | None = None) -> str | None:
+def certificate(client: "Client", job_id: str, *, out: Path = Path("-")) -> str | None:
     """Write the certificate of an ended job: its spec, a digest for each chunk, and the workers that computed it.
 
     Args:
-        out (-o, FILE): The file to write. By default, stdout.
+        out (-o, FILE): The file to write, or - for stdout.
     """
-    if out is None:
-        client.certificate(job_id, sys.stdout.buffer)
-        return None
-    client.certificate(job_id, out)
-    return f"Wrote {out}."
+    from vectormill.files.outputs import check_outputs
+
+    path = name_output(out)
+    check_outputs([path])
+    client.certificate(job_id, path)
+    return tell_written(path)
 
 
 @command(

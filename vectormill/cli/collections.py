@@ -12,6 +12,7 @@ import typer
 
 from vectormill.cli.command import Names, command
 from vectormill.cli.exits import ITEMS_FAILED, JOB_NOT_COMPLETED, exit_code_of_job
+from vectormill.cli.jobs import name_output, tell_written
 from vectormill.cli.printing import (
     Outcome,
     follow,
@@ -173,7 +174,7 @@ def export(
     client: "Client",
     collection: str,
     *,
-    out: str,
+    out: Path,
     format: RowsName | None = None,
     include: Names | None = None,
     after: str | None = None,
@@ -181,26 +182,22 @@ def export(
     """Write a collection's rows, ordered by key, to a file, which appears whole or not at all.
 
     Args:
-        out (-o, OUT): A file, or - for NDJSON on stdout.
+        out (-o, OUT): {rows}
         include (PART): A part to write: vector (score or output, by the kind of the collection), metadata or text. By
             default the first two.
         after (KEY): Write only rows after this key, to continue an export.
     """
-    from vectormill.files.outputs import check_output, choose_format
+    from vectormill.files.outputs import check_outputs, choose_format
 
-    if out == "-":
-        client.export_collection(
-            collection, sys.stdout.buffer, format or "ndjson", include=include, after=after
-        )
-        return None
-    kind = choose_format(Path(out), format)
+    path = name_output(out)
+    kind = choose_format(path, format)
     if not OUTPUT_FORMATS[kind].has_keys:
         raise InvalidOption(
             f"Collections can be exported as {describe_outputs(of_rows=True)}; {kind} has no keys."
         )
-    check_output(Path(out))
-    client.export_collection(collection, Path(out), kind, include=include, after=after)
-    return f"Wrote {out}."
+    check_outputs([path])
+    client.export_collection(collection, path, kind, include=include, after=after)
+    return tell_written(path)
 
 
 @command(app, "vectormill collections delete docs", "vectormill collections delete docs --force --yes")

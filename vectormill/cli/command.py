@@ -22,7 +22,7 @@ from vectormill.cli.printing import View, print_answer
 from vectormill.domain.encoding import Option, list_options
 from vectormill.files.formats import INPUT_HELP, OUTPUT_HELP, describe_outputs
 
-ROWS_HELP: Final = f"{describe_outputs(of_rows=True)}."
+ROWS_HELP: Final = f"{describe_outputs(of_rows=True)}; or - for stdout."
 # The type of an option that takes several names: it is repeated, or its value separates them by commas. Patterns and
 # conditions, in which a comma may occur, are `list[str]` and only repeated.
 Names = Annotated[list[str], "names"]

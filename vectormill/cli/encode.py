@@ -20,6 +20,7 @@ from vectormill.cli.jobs import (
     describe_missing_prompt,
     job_seconds,
     name_file,
+    name_output,
     read_input,
     watch_job,
 )
@@ -51,6 +52,7 @@ class Files:
     text_field: str
     pair_field: str | None
     is_strict: bool
+    schema: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ def score(
     app,
     "vectormill extract texts.jsonl --schema schema.json -o records.jsonl --model rex",
     note='schema.json: {"person": {"born in": null}, "organization": null}\n\n' + EXIT_CODES_HELP,
+    view=show_encoded,
 )
 def extract(
     input: str,
@@ -186,8 +189,7 @@ def extract(
     strict: bool = False,
     api_url: str | None = None,
     data_dir: Path | None = None,
-    json: bool = False,
-) -> None:
+) -> Outcome:
     """Extract entities, relations, events or classes from a file of texts, as a schema describes them.
 
     Each output row has a key and an output: a list of records, each a list of types with the span that was found and
@@ -199,14 +201,13 @@ def extract(
         confidences: Write the model's confidence with each span.
         show (N, from 0): Print the first N texts with their spans marked.
     """
-    from vectormill.cli.printing import print_json
     from vectormill.files.outputs import choose_format
 
-    if show and (input == "-" or choose_format(out, format) != "ndjson"):
+    if show and ("-" in (input, str(out)) or choose_format(out, format) != "ndjson"):
         raise InvalidOption(
             "--show reads the texts and the records again: INPUT must be a file, and OUT must end in .jsonl."
         )
-    files = Files(input, out, format, errors, key_field, text_field, None, strict)
+    files = Files(input, out, format, errors, key_field, text_field, None, strict, schema)
     wanted = {
         "collection": collection,
         "priority": priority,
@@ -215,10 +216,9 @@ def extract(
         "confidences": confidences or None,
     }
     ended = carry_out(files, Service(api_url, data_dir, model), wanted)
-    (print_json if json else show_encoded)(ended.answer)
     if show:
         _show_spans(files, show)
-    raise typer.Exit(ended.exit_code)
+    return ended
 
 
 def carry_out(files: Files, service: Service, wanted: dict[str, Any], *, is_patient: bool = False) -> Outcome:
@@ -226,13 +226,10 @@ def carry_out(files: Files, service: Service, wanted: dict[str, Any], *, is_pati
 
     Raise CommandFailed if the job has no results.
     """
-    from vectormill.files.outputs import check_output, choose_format, write_vectors
+    from vectormill.files.outputs import STDIN, STDOUT, check_vectors, choose_format, write_vectors
 
     # Check the arguments and the first items before anything is started.
-    items = read_input(
-        files.input, files.key_field, files.text_field, files.pair_field, strict=files.is_strict
-    )
-    out, errors = files.out, files.errors
+    out, errors = name_output(files.out), files.errors
     kind = choose_format(out, files.format)
     task = TASKS[wanted.get("task") or EMBED]
     if task.result != VECTOR and not OUTPUT_FORMATS[kind].has_keys:
@@ -240,9 +237,11 @@ def carry_out(files: Files, service: Service, wanted: dict[str, Any], *, is_pati
             f"{task.result.capitalize()}s cannot be written to {out.name}: use a file name ending in "
             f"{describe_outputs(of_rows=True)}."
         )
-    for path in (out, errors):
-        if path is not None:
-            check_output(path)
+    inputs = [STDIN if files.input == "-" else Path(files.input)]
+    check_vectors(out, kind, [errors], inputs if files.schema is None else [*inputs, files.schema])
+    items = read_input(
+        files.input, files.key_field, files.text_field, files.pair_field, strict=files.is_strict
+    )
     with _client(service, wanted.get("task") or "") as client:
         # This command has a patience of its own with workers that fail.
         named = {"metadata": name_file(files.input) or None, **wanted}
@@ -256,7 +255,7 @@ def carry_out(files: Files, service: Service, wanted: dict[str, Any], *, is_pati
         _report_failures(client, job, errors)
         for sentence in describe_missing_prompt(job, client.models()):
             tell(sentence)
-    return Outcome({**job, "out": str(out)}, exit_code)
+    return Outcome({**job, "out": str(out)}, exit_code, is_aside=out == STDOUT)
 
 
 @contextmanager

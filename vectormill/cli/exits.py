@@ -1,8 +1,10 @@
-"""Exit codes and error sentences of all commands. Contains no command.
+"""Exit codes, error sentences and standard streams of all commands. Contains no command.
 
 Imports only the standard library and the error classes, because it is loaded before any command runs.
 """
 
+import errno
+import os
 import sys
 from typing import Any, Final
 
@@ -16,12 +18,24 @@ BAD_INPUT: Final = 2
 UNAVAILABLE: Final = 3
 JOB_NOT_COMPLETED: Final = 4
 BUG: Final = 70  # EX_SOFTWARE of sysexits.h
+DISK_FULL: Final = 74  # EX_IOERR
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
+OUTPUT_CLOSED: Final = 141  # 128 + SIGPIPE
 
 EXIT_CODES_HELP: Final = (
     "Exit codes: 0 every item has its result, 1 some items failed, 2 bad usage or input, "
-    "3 service unavailable, 4 job failed or cancelled, 130 interrupted."
+    "3 service unavailable, 4 job failed or cancelled, 74 disk full, 130 interrupted, 141 output closed."
 )
+
+# Why an output cannot be written to its end: the exit code, and a sentence about the file.
+WRITE_ERRORS: Final = {
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT), (DISK_FULL, "The disk is full: {} could not be written completely.")
+    ),
+    **dict.fromkeys(
+        (errno.EPIPE, errno.EBADF), (OUTPUT_CLOSED, "{} was closed before everything was written.")
+    ),
+}
 
 
 class CommandFailed(VectormillError):
@@ -38,6 +52,8 @@ def exit_code_of(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
+    if isinstance(error, OSError) and error.errno in WRITE_ERRORS:
+        return WRITE_ERRORS[error.errno][0]
     if isinstance(error, Unavailable) or find_outage(error):
         return UNAVAILABLE
     if isinstance(error, VectormillError | OSError) or find_missing_package(error):
@@ -66,6 +82,10 @@ def describe(error: BaseException, command: str | None = None) -> str:
     """Describe an exception in one sentence for people; `command` is the command that raised it."""
     if isinstance(error, VectormillError):
         return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return "Interrupted."
+    if isinstance(error, OSError) and error.errno in WRITE_ERRORS:
+        return WRITE_ERRORS[error.errno][1].format(error.filename or "/dev/stdout")
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}."
     if outage := find_outage(error):
@@ -76,3 +96,27 @@ def describe(error: BaseException, command: str | None = None) -> str:
     if isinstance(error, OSError):
         return f"{cause}."
     return f"Vectormill failed unexpectedly ({cause}). Run `vectormill --debug …` for the traceback."
+
+
+def prepare_streams() -> None:
+    """Make stdin, stdout and stderr UTF-8 in every locale, and open those that were closed when the process started.
+
+    What cannot be UTF-8, as in a name of a file, is shown as an escape. A closed stream would be None, and the next
+    file or socket that is opened would be taken for it; to one that is closed for output nothing can be written.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            flag = os.O_WRONLY if name == "stderr" else os.O_RDONLY
+            setattr(sys, name, open(os.open(os.devnull, flag), mode, closefd=False))  # noqa: SIM115
+        getattr(sys, name).reconfigure(
+            encoding="utf-8", errors="strict" if mode == "r" else "backslashreplace"
+        )
+
+
+def end_streams() -> None:
+    """Write what stdout still holds; what cannot be written is left out, since the command has failed before."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # Python would try again when it exits, and say so in its own words.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

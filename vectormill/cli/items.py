@@ -1,15 +1,13 @@
 """Commands that put, get and delete single items of a collection."""
 
-import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from vectormill.cli.command import command
-from vectormill.cli.jobs import parse_metadata
+from vectormill.cli.jobs import parse_metadata, read_lines
 from vectormill.cli.printing import print_json
 from vectormill.domain.errors import InvalidOption
 
@@ -48,7 +46,7 @@ def put(
         wait (SECONDS, 0 to 60): Wait at most this long for the item to become searchable.
     """
     found = parse_metadata(metadata)
-    content = sys.stdin.read() if text == "-" else text
+    content = "".join(read_lines(text)) if text == "-" else text
     answer = client.put_item(collection, key, content, text_pair=pair, metadata=found, wait_seconds=wait)
     if json:
         print_json(answer)
@@ -99,7 +97,5 @@ def delete(
 def read_keys(keys: list[str], source: Path | None) -> Iterator[str]:
     """Yield the given keys, then those of the file, one per line; empty lines are skipped."""
     yield from keys
-    if source is None:
-        return
-    with nullcontext(sys.stdin) if str(source) == "-" else source.open(encoding="utf-8") as file:
-        yield from filter(None, (line.rstrip("\r\n") for line in file))
+    if source is not None:
+        yield from filter(None, (line.rstrip("\r\n") for line in read_lines(str(source))))

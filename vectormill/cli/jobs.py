@@ -4,6 +4,7 @@ import itertools
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from vectormill.cli.exits import EXIT_CODES_HELP, UNAVAILABLE, CommandFailed, ex
 from vectormill.cli.printing import follow, listing, print_facts, print_json, tell
 from vectormill.cli.service import CHOICES, SWITCHES, describe_choice, show_standing
 from vectormill.domain.encoding import RequestedOptions, find_result
-from vectormill.domain.errors import InvalidOption
+from vectormill.domain.errors import InvalidItem, InvalidOption
 from vectormill.domain.task import EMBED, TASKS, VECTOR
 from vectormill.files.formats import InputName, OutputName
 from vectormill.jobs.bottleneck import WAIT
@@ -144,6 +145,33 @@ def read_input(
 
     fields = Fields(key_field, text_field, pair_field, REFUSE if strict else FAIL_ALONE)
     return look_at_texts(read_texts(input, fields), whole=strict)
+
+
+def name_output(out: Path) -> Path:
+    """Return the file that -o names; - is stdout."""
+    from vectormill.files.outputs import STDOUT
+
+    return STDOUT if str(out) == "-" else out
+
+
+def tell_written(path: Path) -> str | None:
+    """Return the sentence with which a command ends that has written a file; none if that was stdout."""
+    from vectormill.files.outputs import STDOUT
+
+    return None if path == STDOUT else f"Wrote {path}."
+
+
+def read_lines(input: str) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file, or of stdin if it is -, with their ends and without a byte order mark."""
+    with nullcontext(sys.stdin.buffer) if input == "-" else Path(input).open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                name = "standard input" if input == "-" else input
+                raise InvalidItem(
+                    f"{name}, line {number}: not valid UTF-8 (byte {error.start + 1} of the line)."
+                ) from error
 
 
 def name_file(input: str) -> dict[str, Any]:
@@ -295,29 +323,20 @@ def truncated(client: "Client", job_id: str) -> Iterator[Mapping[str, Any]]:
     note="npy has no keys: they are written to vectors.npy.keys.txt, one JSON string per line.",
 )
 def export(
-    client: "Client", job_id: str, *, out: str, format: OutputName | None = None, partial: bool = False
+    client: "Client", job_id: str, *, out: Path, format: OutputName | None = None, partial: bool = False
 ) -> str | None:
     """Write a job's vectors to a file, which appears whole or not at all.
 
     Args:
-        out (-o, OUT): A file, or - for NDJSON on stdout.
         partial: Export what is there even if the job has not ended.
     """
-    from vectormill.files.outputs import choose_format, write_vectors
+    from vectormill.files.outputs import check_vectors, choose_format, write_vectors
 
-    if out == "-":
-        if format == "npy":
-            raise InvalidOption(
-                "npy cannot be written to stdout, because its keys need a second file: use -o FILE."
-            )
-        client.export(job_id, sys.stdout.buffer, format or "ndjson", partial=partial)
-        return None
-    write_vectors(
-        lambda path, kind: client.export(job_id, path, kind, partial=partial),
-        Path(out),
-        choose_format(Path(out), format),
-    )
-    return f"Wrote {out}."
+    path = name_output(out)
+    kind = choose_format(path, format)
+    check_vectors(path, kind)
+    write_vectors(lambda path, kind: client.export(job_id, path, kind, partial=partial), path, kind)
+    return tell_written(path)
 
 
 def watch_job(client: "Client", job: Job, *, poll_seconds: float = 0.5, is_patient: bool = False) -> Job:

@@ -4,6 +4,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,10 +25,11 @@ View = Callable[[Any], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """An answer, and the exit code with which the command ends."""
+    """An answer, and the exit code with which the command ends; on stderr if the results themselves are on stdout."""
 
     answer: Any
     exit_code: int
+    is_aside: bool = False
 
 
 def print_answer(answer: Any, view: View | None, *, is_json: bool) -> None:
@@ -36,19 +38,19 @@ def print_answer(answer: Any, view: View | None, *, is_json: bool) -> None:
     Without a view, the answer is a sentence for stderr, or None. Raise typer.Exit with the exit code of an
     Outcome.
     """
-    exit_code = 0
-    if isinstance(answer, Outcome):
-        answer, exit_code = answer.answer, answer.exit_code
-    if view is None:
-        if answer is not None:
-            tell(answer)
-    elif not is_json:
-        view(answer)
-    else:
-        for record in answer if isinstance(answer, list | Iterator) else [answer]:
-            print_json(record)
-    if exit_code:
-        raise typer.Exit(exit_code)
+    outcome = answer if isinstance(answer, Outcome) else Outcome(answer, 0)
+    answer = outcome.answer
+    with redirect_stdout(sys.stderr if outcome.is_aside else sys.stdout):
+        if view is None:
+            if answer is not None:
+                tell(answer)
+        elif not is_json:
+            view(answer)
+        else:
+            for record in answer if isinstance(answer, list | Iterator) else [answer]:
+                print_json(record)
+    if outcome.exit_code:
+        raise typer.Exit(outcome.exit_code)
 
 
 def tell(sentence: str) -> None:

@@ -1,6 +1,5 @@
 """The commands that search a collection, and rank texts by their relevance to a query."""
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from vectormill.cli.command import Names, command
-from vectormill.cli.jobs import read_input
+from vectormill.cli.jobs import read_input, read_lines
 from vectormill.cli.printing import listing, print_json, print_table, tell
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import JUDGE
@@ -218,5 +217,4 @@ def read_texts(input: str, key_field: str | None, text_field: str) -> "Iterable[
     suffixes = tuple(by_suffix(INPUT_FORMATS))
     if Path(input).is_dir() or input.lower().removesuffix(".gz").endswith(suffixes):
         return read_input(input, key_field, text_field, strict=True)
-    lines = sys.stdin if input == "-" else Path(input).read_text(encoding="utf-8").splitlines()
-    return ({"key": str(number), "text": line.strip()} for number, line in enumerate(lines, 1))
+    return ({"key": str(number), "text": line.strip()} for number, line in enumerate(read_lines(input), 1))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -17,6 +18,7 @@ from vectormill.settings import process_environment
 
 # pg_dump fails if a table that it has listed is dropped before it is locked, as those of a deleted collection are.
 DUMP_ATTEMPTS: Final = 3
+PIECE_BYTES: Final = 1 << 20
 IS_USED: Final = text("SELECT to_regnamespace('vectormill') IS NOT NULL")
 COUNT: Final = text("""
     SELECT (SELECT count(*) FROM vectormill.jobs) AS jobs,
@@ -26,22 +28,22 @@ COUNT: Final = text("""
 """)
 
 
-def dump(pg_dump: str, database_url: str, output: Path) -> None:
+def dump(pg_dump: str, database_url: str, output: Path) -> int:
     """Write the database, as of this moment, to a file of pg_dump, which appears whole or not at all.
 
-    Only this user can read it: it has all texts, and the hashes of keys.
+    Only this user can read it: it has all texts, and the hashes of keys. Return the number of bytes.
     """
     with open_replacement(output, is_private=True) as file:
+        start = file.tell() if file.seekable() else None
         for attempt in range(1, DUMP_ATTEMPTS + 1):
             try:
-                run_client(pg_dump, database_url, "--format=custom", output=file)
-                break
+                return run_client(pg_dump, database_url, "--format=custom", output=file)
             except ConfigurationError:
-                if attempt == DUMP_ATTEMPTS:
+                if attempt == DUMP_ATTEMPTS or start is None:
                     raise
-                if file.seekable():
-                    file.seek(0)
-                    file.truncate()
+                file.seek(start)
+                file.truncate()
+    raise AssertionError("the last attempt returns or raises")
 
 
 def restore(pg_restore: str, database_url: str, dumped: Path) -> Mapping[str, int]:
@@ -68,24 +70,32 @@ def restore(pg_restore: str, database_url: str, dumped: Path) -> Mapping[str, in
         engine.dispose()
 
 
-def run_client(program: str, database_url: str, *arguments: str, output: BinaryIO | None = None) -> None:
-    """Run one of Postgres' programs on a database, its output into a file; in a terminal it says which table it is at.
+def run_client(program: str, database_url: str, *arguments: str, output: BinaryIO | None = None) -> int:
+    """Run one of Postgres' programs on a database, and write its output to a file. Return the number of bytes.
 
-    The password is passed in the environment, because `ps` shows arguments. Raise ConfigurationError with the
-    program's last words if it fails.
+    In a terminal it says which table it is at. The password is passed in the environment, because `ps` shows
+    arguments. Raise ConfigurationError with the program's last words if it fails.
     """
     url = make_url(database_url).difference_update_query(["pgbouncer"])
     target = url.set(drivername="postgresql", password=None).render_as_string(hide_password=False)
     secret = {} if url.password is None else {"PGPASSWORD": str(url.password)}
     shown = ["--verbose"] if sys.stderr.isatty() else []
-    done = subprocess.run(
-        [program, f"--dbname={target}", "--no-password", *shown, *arguments],
-        env=process_environment() | secret,
-        stdout=output,
-        stderr=None if shown else subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        said = (done.stderr or "").strip() or "its messages are above"
-        raise ConfigurationError(f"{Path(program).name} failed: {said}")
+    num_bytes = 0
+    with (
+        tempfile.TemporaryFile() as messages,
+        subprocess.Popen(
+            [program, f"--dbname={target}", "--no-password", *shown, *arguments],
+            env=process_environment() | secret,
+            stdout=None if output is None else subprocess.PIPE,
+            stderr=None if shown else messages,
+        ) as process,
+    ):
+        if output is not None:
+            assert process.stdout is not None
+            while part := process.stdout.read(PIECE_BYTES):
+                num_bytes += output.write(part)
+        if process.wait() != 0:
+            messages.seek(0)
+            said = messages.read().decode(errors="replace").strip() or "its messages are above"
+            raise ConfigurationError(f"{Path(program).name} failed: {said}")
+    return num_bytes

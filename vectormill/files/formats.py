@@ -79,4 +79,4 @@ def describe_outputs(*, with_notes: bool = False, of_rows: bool = False) -> str:
 
 
 INPUT_HELP: Final = f"{describe_inputs()}, a directory of texts, or - for stdin."
-OUTPUT_HELP: Final = f"{describe_outputs(with_notes=True)}."
+OUTPUT_HELP: Final = f"{describe_outputs(with_notes=True)}; or - for stdout."

@@ -9,14 +9,9 @@ import numpy.typing as npt
 import pyarrow
 import pyarrow.parquet
 
-from vectormill.files.outputs import open_replacement
+from vectormill.files.outputs import keys_path, open_replacement
 
 BATCH_ROWS: Final = 4096
-
-
-def keys_path(matrix: Path) -> Path:
-    """Return the path of the file with a matrix's keys: `vectors.npy.keys.txt` for `vectors.npy`."""
-    return matrix.with_name(matrix.name + ".keys.txt")
 
 
 def write_matrix(vectors: Path, matrix: Path) -> int:

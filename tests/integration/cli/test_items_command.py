@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -51,12 +52,23 @@ def test_a_client_deletes_more_keys_than_fit_into_a_request(api: httpx.Client) -
 def test_the_command_line_puts_gets_and_deletes(
     api: httpx.Client, engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    texts, put = list[str](), Client.put_item
+
+    def note_text(client: Client, collection: str, key: str, text: str, **more: Any) -> Any:
+        texts.append(text)
+        return put(client, collection, key, text, **more)
+
+    monkeypatch.setattr(Client, "put_item", note_text)
     with encoding_meanwhile(engine):
         assert run("put", "docs", "a/b", "a text", "--metadata", '{"page": 1}') == 0
         assert "a/b is searchable in docs." in capsys.readouterr().err
-        monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe"))
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\ufeffSüß\r\n".encode()), "latin-1"))
         assert run("put", "docs", "piped", "-", "--json") == 0
         assert json.loads(capsys.readouterr().out)["key"] == "piped"
+        assert texts[-1] == "Süß\r\n", "whatever the locale, and without the byte order mark"
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\ncaf\xe9"), "latin-1"))
+        assert run("put", "docs", "piped", "-") == exits.BAD_INPUT
+        assert "standard input, line 2: not valid UTF-8" in capsys.readouterr().err
     assert run("put", "docs", "late", "a text", "--wait", "0") == 0
     assert "not searchable yet; `vectormill status" in capsys.readouterr().err
     assert run("get", "docs", "a/b") == 0
@@ -68,11 +80,11 @@ def test_the_command_line_puts_gets_and_deletes(
 def test_the_command_line_deletes_the_keys_of_a_file(
     api: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "keys.txt").write_text("k1\n\nnever there\r\n")
+    (tmp_path / "keys.txt").write_text("\ufeffk1\n\nnever there\r\n", newline="")
     assert run("delete", "docs", "k0", "--from", str(tmp_path / "keys.txt")) == 0
     assert "Deleted 2 of 3 keys from docs." in capsys.readouterr().err
-    monkeypatch.setattr("sys.stdin", io.StringIO("k2\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\ufeffk2\nü\n".encode()), "latin-1"))
     assert run("delete", "docs", "--from", "-", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"num_keys": 1, "num_deleted": 1}
+    assert json.loads(capsys.readouterr().out) == {"num_keys": 2, "num_deleted": 1}
     assert run("delete", "docs") == exits.BAD_INPUT
     assert run("delete", "docs", "--from", str(tmp_path / "gone.txt")) == exits.BAD_INPUT

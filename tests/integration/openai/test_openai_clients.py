@@ -7,7 +7,7 @@ import base64
 import json
 import warnings
 from collections.abc import Iterator, Sequence
-from io import StringIO
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ def test_the_command_ranks_any_number_of_texts_as_one_request_does(
         if form == "jsonl"
         else written
     )
-    monkeypatch.setattr("sys.stdin", StringIO(written))
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(written.encode()), "latin-1"))
     options = ("--text-field", "body") if form == "jsonl" else ()
     named = "-" if form == "stdin" else str(path)
     assert run("rerank", texts[0], named, *options, "--limit", "3", "--json", "--api-url", door.url) == 0

@@ -150,9 +150,8 @@ class CollectionCalls(ExportTransport):
     ) -> int:
         """Stream a collection's rows, in the order of their keys, to a file. Return the number of bytes.
 
-        After a lost connection, NDJSON continues after the last complete row. Parquet starts again, which is
-        possible for a path only, because an incomplete Parquet file cannot be read. A path gets the whole
-        export or stays unchanged.
+        After a lost connection, NDJSON continues after the last complete row, and Parquet starts again. A path
+        gets the whole export or stays unchanged.
         """
         return await self.write_export(self._describe_rows(name, format, include, after), target)
 

@@ -1,10 +1,11 @@
 # Made of the same file in `aio` by `python -m tools.client`: change that one.
 """Exports over HTTP: a body is written to a file or read row by row, and resumed after a lost connection.
 
-NDJSON continues after the last complete line. Other formats start again, which is possible for a path only,
-because an incomplete file of such a format cannot be read. A path gets the whole export or stays unchanged.
+NDJSON continues after the last complete line. Other formats start again, in place of what came before, because an
+incomplete file of such a format cannot be read. A path gets the whole export or stays unchanged.
 """
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from vectormill.client.requests import given
 from vectormill.client.sync import flow
 from vectormill.client.sync.transport import Transport
 from vectormill.extras import require
-from vectormill.files.outputs import is_stream, open_replacement
+from vectormill.files.outputs import open_replacement
 from vectormill.problems import ApiError, ApiUnreachable
 
 if TYPE_CHECKING:
@@ -58,11 +59,13 @@ class ExportTransport(Transport):
     def write_export(self, export: Export, target: str | Path | BinaryIO) -> int:
         """Write an export to a file and return the number of bytes.
 
-        After an error, a file object keeps the bytes received so far; a path stays unchanged.
+        After an error, a file object keeps the bytes received so far; a path stays unchanged. What cannot be
+        taken back from a pipe is written there once it is whole.
         """
         if isinstance(target, str | Path):
-            return self._write_whole(export, Path(target))
-        return self._write_parts(export, target)
+            with open_replacement(Path(target)) as file:
+                return self._write_body(export, file)
+        return self._write_body(export, target)
 
     def export_parts(self, export: Export) -> Iterator[bytes]:
         """Yield the body in parts; for NDJSON each part consists of whole lines."""
@@ -79,6 +82,17 @@ class ExportTransport(Transport):
                 raise
             raise ApiUnreachable(export.broken) from error
 
+    def _write_body(self, export: Export, file: BinaryIO) -> int:
+        if export.format == NDJSON:
+            return self._write_parts(export, file)
+        if file.seekable():
+            return self._write_whole(export, file)
+        with tempfile.TemporaryFile() as draft:
+            num_bytes = self._write_whole(export, draft)
+            draft.seek(0)
+            shutil.copyfileobj(draft, file)
+            return num_bytes
+
     def _write_parts(self, export: Export, file: BinaryIO) -> int:
         num_bytes = 0
         for part in self.export_parts(export):
@@ -86,20 +100,19 @@ class ExportTransport(Transport):
             num_bytes += len(part)
         return num_bytes
 
-    def _write_whole(self, export: Export, path: Path) -> int:
-        pauses = self.retries.begin()
+    def _write_whole(self, export: Export, file: BinaryIO) -> int:
+        start, pauses = file.tell(), self.retries.begin()
         while True:
             try:
-                with open_replacement(path) as file:
-                    return self._write_parts(export, file)
+                return self._write_parts(export, file)
             except ApiUnreachable as error:
-                is_hopeless = (
-                    export.format == NDJSON or is_stream(path) or isinstance(error.__cause__, ApiError)
-                )
-                pause = None if is_hopeless or not export.answered else pauses.before_next(error)
+                is_hopeless = not export.answered or isinstance(error.__cause__, ApiError)
+                pause = None if is_hopeless else pauses.before_next(error)
                 if pause is None:
                     raise
             self.pause_for(pause)
+            file.seek(start)
+            file.truncate()
 
     def _open(self, export: Export, after: str | None) -> Iterator[bytes]:
         parameters = {**export.parameters, "format": export.format or None, "after": after}

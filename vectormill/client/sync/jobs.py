@@ -370,8 +370,7 @@ class JobCalls(ExportTransport):
         """Stream the job's results to a file, and return the number of bytes.
 
         A path gets the whole export or stays unchanged; a file object keeps the bytes received before an
-        error. After a lost connection, NDJSON continues after the last line; another format starts again, for
-        a path only.
+        error. After a lost connection, NDJSON continues after the last line; another format starts again.
         """
         described = self._describe_export(job_id, None, format, partial)
         return self.write_export(described, target)
