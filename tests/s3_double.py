@@ -19,6 +19,7 @@ from xml.sax.saxutils import escape, unescape
 from tests.http_server import QuietHandler, serving_http
 
 PAGE: Final = 3  # objects in a page of a list, so that lists have several
+START_AFTER = "start-after"  # another name makes it a store that begins every list at its first object
 
 Query = Mapping[str, list[str]]
 Headers = dict[str, str]
@@ -118,7 +119,8 @@ def s3_double() -> Iterator[Double]:
 def list_page(double: Double, bucket: str, query: Query) -> bytes:
     """Return a page of ListObjectsV2; the token of the next one is the last name of this one."""
     start = f"{bucket.rstrip('/')}/"
-    prefix, after = query.get("prefix", [""])[0], query.get("continuation-token", [""])[0]
+    prefix = query.get("prefix", [""])[0]
+    after = max(query.get(name, [""])[0] for name in ("continuation-token", START_AFTER))
     names = sorted(path.removeprefix(start) for path in double.objects if path.startswith(start + prefix))
     names = [name for name in names if name > after]
     rows = "".join(

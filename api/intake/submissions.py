@@ -229,8 +229,15 @@ def quote_objects(wanted: InputBody, new_job: NewJob, resources: Resources, inta
     refuse_local_files(wanted, settings)
     admit = partial(admit_job, new_job, intake)
     with JobTrial(resources.engine, new_job, settings, resources.registry, admit) as trial:
-        found = list(find_inputs(wanted, settings))
         until = time.monotonic() + READING_SECONDS
+
+        def keep() -> None:
+            if time.monotonic() >= until:
+                raise InvalidOption(
+                    f"Listing the objects takes longer than {READING_SECONDS:g} s. Quote a part of them."
+                )
+
+        found = list(find_inputs(wanted, settings, keep))
         if sum(each.num_bytes for each in found) <= WHOLE_BYTES:
             sample_whole(found, wanted, new_job.spec, settings, trial, until, intake.take_items)
         else:

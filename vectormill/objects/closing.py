@@ -215,6 +215,7 @@ def _remove_unknown(held: HeldOutput, prefixes: tuple[str, ...], before: float) 
     num_removed, has_young = 0, False
     names: list[str] = []
     for each in list_folder(held.url):
+        held.keep()
         name = each.url.removeprefix(f"{held.url}/")
         if not name.startswith(prefixes):
             continue

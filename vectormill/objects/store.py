@@ -7,9 +7,10 @@ on. They are never sent to the API and never stored.
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import lt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -115,35 +116,115 @@ def _translate(url: str, error: Exception) -> Exception:
     return StorageUnavailable(f"{url}: {reason}")
 
 
-def find_objects(pattern: str) -> Iterator[StoredObject]:
+@lru_cache(maxsize=64)
+def _compile(pattern: str) -> re.Pattern[str]:
+    """Return the expression of a URL with wildcards. Raise InvalidOption if they are no pattern."""
+    from fsspec.utils import glob_translate
+
+    try:
+        return re.compile(glob_translate(pattern))
+    except (ValueError, re.error) as error:
+        raise InvalidOption(f"{pattern!r} is no pattern: {error}.") from error
+
+
+def matches(pattern: str, url: str) -> bool:
+    """Return whether a URL, which may have wildcards, is the one of this object or matches it."""
+    return pattern == url or (any(mark in pattern for mark in WILD) and bool(_compile(pattern).match(url)))
+
+
+def find_objects(pattern: str, keep: Callable[[], object] = lambda: None) -> Iterator[StoredObject]:
     """Yield the objects that a URL with wildcards matches, in order of name: `*` and `?` within a folder, `**` across.
 
-    A URL without wildcards is that of one object. Raise ObjectChanged if that one does not exist.
+    A URL without wildcards is that of one object. Folders that no match can lie in are passed over. `keep` is called
+    between two requests to the store, and may raise. Raise ObjectChanged if the one object does not exist.
     """
     first = min((pattern.find(mark) for mark in WILD if mark in pattern), default=-1)
     if first < 0:
         yield describe_object(pattern)
         return
-    from fsspec.utils import glob_translate
+    _compile(pattern)
+    segments = pattern.split("/")
 
-    fits = re.compile(glob_translate(pattern.partition("://")[2]))
+    def may_lead(folder: str) -> bool:
+        parts = folder.split("/")
+        for part, segment in zip(parts, segments, strict=False):
+            if segment == "**":
+                return True
+            if not matches(segment, part):
+                return False
+        return len(parts) < len(segments)
+
     folder = pattern[: pattern.rindex("/", 0, first)]
-    found = [each for each in list_folder(folder) if fits.match(each.url.partition("://")[2])]
-    yield from sorted(found, key=lambda each: each.url)
+    listed = _list_in_turn if folder.startswith(("s3://", "gs://")) else _list_by_folder
+    for each in listed(folder, may_lead, keep):
+        if matches(pattern, each.url):
+            yield each
+
+
+def _list_in_turn(
+    folder: str, may_lead: Callable[[str], bool], keep: Callable[[], object]
+) -> Iterator[StoredObject]:
+    """Yield the objects below a folder of a store that lists them in order of name, some in memory at a time.
+
+    Where these end in a folder that may not lead to a match, the list begins again behind that folder; but not in a
+    store that passes over where it is to begin, or has another order.
+    """
+    begin, has_order = "", True
+    while True:
+        last = begin
+        for page in _list_pages(folder, begin.split("/", 3)[3] if begin else None):
+            keep()
+            names = [last, *(each.url for each in page)]
+            last, has_order = names[-1], has_order and all(map(lt, names, names[1:]))
+            yield from (each for each in page if each.url > begin)
+            ends = (place for place in range(len(folder) + 1, len(last)) if last[place] == "/")
+            blind = next((last[:end] for end in ends if not may_lead(last[:end])), None)
+            if blind is not None and has_order:
+                begin = f"{blind}/\U0010ffff"  # behind whatever the folder has
+                break
+        else:
+            return
+
+
+def _list_by_folder(
+    folder: str, may_lead: Callable[[str], bool], keep: Callable[[], object]
+) -> Iterator[StoredObject]:
+    """Yield the objects below a folder in order of name, listing each folder by itself; its objects are in memory."""
+    import obstore
+
+    keep()
+    store, path = _locate(folder)
+    root = folder.removesuffix(path) if path else f"{folder}/"
+    try:
+        listed: Any = obstore.list_with_delimiter(store, path or None)
+    except FileNotFoundError:
+        return
+    except Exception as error:
+        raise _translate(folder, error) from error
+    found = {root + each["path"]: each for each in listed["objects"]}
+    for name in sorted([*found, *(f"{root}{prefix.rstrip('/')}/" for prefix in listed["common_prefixes"])]):
+        if name in found:
+            yield _describe(name, found[name])
+        elif may_lead(name.rstrip("/")):
+            yield from _list_by_folder(name.rstrip("/"), may_lead, keep)
 
 
 def list_folder(folder: str) -> Iterator[StoredObject]:
     """Yield all objects below a folder, in any order. A folder that does not exist has none."""
+    for page in _list_pages(folder):
+        yield from page
+
+
+def _list_pages(folder: str, offset: str | None = None) -> Iterator[list[StoredObject]]:
+    """Yield the objects below a folder whose paths come behind `offset`, some at a time."""
     import obstore
 
     store, path = _locate(folder)
-    start = folder.partition("://")[0] + "://" + ("/" if folder.startswith("file://") else "")
-    bucket = "" if folder.startswith("file://") else folder.partition("://")[2].partition("/")[0] + "/"
+    root = folder.removesuffix(path) if path else f"{folder}/"
     try:
-        pages: Iterable[Any] = obstore.list(store, path or None, chunk_size=LISTED_AT_ONCE)
+        pages: Iterable[Any] = obstore.list(store, path or None, offset=offset, chunk_size=LISTED_AT_ONCE)
         for page in pages:
-            for each in page:
-                yield _describe(start + bucket + each["path"], each)
+            yield [_describe(root + each["path"], each) for each in page]
     except FileNotFoundError:
         return
     except Exception as error:

@@ -32,7 +32,7 @@ from vectormill.objects.bodies import InputBody
 from vectormill.objects.cutting import ChunkLimits, Cut, choose_format, cut_object
 from vectormill.objects.input import FAIL_INPUT, FINISH_INPUT, KEEP_INPUT, HeldInput
 from vectormill.objects.output import leave_folder
-from vectormill.objects.store import StoredObject, find_objects, normalize, refuse_outside
+from vectormill.objects.store import StoredObject, find_objects, matches, normalize, refuse_outside
 from vectormill.settings import Settings
 
 if TYPE_CHECKING:
@@ -43,24 +43,24 @@ REFUSALS: Final = (InvalidSubmission, Conflict, NotFound, LimitReached)
 CHUNKS_AT_ONCE: Final = 1000
 
 
-def find_inputs(wanted: InputBody, settings: Settings) -> Iterator[StoredObject]:
+def find_inputs(
+    wanted: InputBody, settings: Settings, keep: Callable[[], object] = lambda: None
+) -> Iterator[StoredObject]:
     """Yield the objects of all URLs, each once, in the order of the URLs and then of names.
 
-    Raise InvalidOption for a URL that matches nothing or lies outside of VECTORMILL_SOURCE_ROOT, and
-    StorageUnavailable.
+    `keep` is called between two requests to the store, and may raise. Raise InvalidOption for a URL that matches
+    nothing or lies outside of VECTORMILL_SOURCE_ROOT, and StorageUnavailable.
     """
-    seen: set[str] = set()
     urls = [normalize(written) for written in wanted.urls]
     for url in urls:  # all of them before the first object, after which an indexer may go on
         refuse_outside(url, settings.source_root, "VECTORMILL_SOURCE_ROOT")
-    for url in urls:
+    for place, url in enumerate(urls):
         num_found = 0
         try:
-            for found in find_objects(url):
+            for found in find_objects(url, keep):
                 num_found += 1
                 refuse_outside(found.url, settings.source_root, "VECTORMILL_SOURCE_ROOT")
-                if found.url not in seen:
-                    seen.add(found.url)
+                if not any(matches(earlier, found.url) for earlier in urls[:place]):
                     yield found
         except ObjectChanged as error:
             raise InvalidOption(f"{url} does not exist.") from error
@@ -90,7 +90,7 @@ def add_objects(
         return
     estimate = TokenEstimate(spec)
     limits = ChunkLimits(settings.chunk_max_items, settings.chunk_max_bytes, settings.max_line_bytes)
-    for each in find_inputs(wanted, settings) if found is None else found:
+    for each in find_inputs(wanted, settings, writer.keep) if found is None else found:
         writer.keep()
         format = choose_format(each, wanted.format)
         for cut in cut_object(each, format, columns, estimate, limits):

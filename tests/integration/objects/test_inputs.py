@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,10 @@ from vectormill.jobs.deletion import discard_stale_uploads
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.jobs import find_job
 from vectormill.jobs.submission import JobWriter
+from vectormill.objects import store
 from vectormill.objects.bodies import InputBody
+from vectormill.objects.input import HeldInput, claim_input
+from vectormill.objects.submission import read_input
 from vectormill.settings import Settings
 from vectormill.workers.workers import beat_indexer
 
@@ -252,6 +255,41 @@ def test_a_store_that_is_away_is_asked_again_and_the_job_says_so(
     assert read_inputs(engine) == 1
     job = client.get(f"/v1/jobs/{job_id}").json()
     assert (job["state"], job["num_items"], job["input"]["error"]) == ("queued", 1, None)
+
+
+def test_a_list_that_takes_long_is_left_to_an_indexer_which_keeps_its_lease_meanwhile(
+    engine: Engine, client: httpx.Client, bucket: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "LISTED_AT_ONCE", 3)
+    for number in range(30):
+        bucket.put(f"bucket/logs/{number}.jsonl", b'{"text": "a text"}')
+    request = {"input": {"urls": ["s3://bucket/logs/*.jsonl"]}, "options": SMALL}
+    assert_problem(
+        client.post("/v1/jobs", json=request | {"dry_run": True}),
+        422,
+        "invalid-option",
+        "Listing the objects",
+    )
+    assert client.post("/v1/jobs", json=request).json()["state"] == "uploading"
+    assert len(bucket.requests) <= 4, "a list has ten pages"
+    with engine.begin() as connection:
+        claimed = claim_input(connection, "test", 30)
+    assert claimed is not None
+    lease, wanted, collection, error = claimed
+    kept = []
+
+    class Counted(HeldInput):
+        def keep(self) -> None:
+            kept.append(len(bucket.requests))
+
+    read_input(
+        Counted(
+            engine=engine, lease=lease, is_stopping=lambda: False, wanted=wanted, collection=collection,
+            error=error, settings=Settings(),
+        )
+    )  # fmt: skip
+    assert all(later - earlier <= 2 for earlier, later in pairwise(kept))
+    assert list_chunks(engine)[-1] == (29, 29, 1)
 
 
 def make_due(engine: Engine) -> None:

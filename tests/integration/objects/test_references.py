@@ -4,14 +4,19 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
+from glob import glob
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from tests import s3_double
 from tests.integration.objects.conftest import Place
 from tests.protocol import SPEC
+from tests.s3_double import Double
 from vectormill.domain.errors import InvalidItem, InvalidOption, ObjectChanged
 from vectormill.files.formats import InputName
 from vectormill.jobs.chunk import (
@@ -23,7 +28,7 @@ from vectormill.jobs.chunk import (
     split_payload,
 )
 from vectormill.jobs.item import Items, split_pair
-from vectormill.objects import reference
+from vectormill.objects import reference, store
 from vectormill.objects.cutting import ChunkLimits, choose_format, cut_object
 from vectormill.objects.reference import ItemColumns, ItemReference, RowGroups
 from vectormill.objects.store import find_objects, normalize, refuse_outside
@@ -234,16 +239,66 @@ def test_what_cannot_be_cut_is_refused_with_what_to_do(place: Place) -> None:
             list(cut_all(f"{place.url}/{name}"))
 
 
-def test_patterns_find_objects_in_order_across_pages(place: Place) -> None:
-    for name in ("b/2.csv", "b/1.csv", "b/c/3.csv", "b/4.txt", "a/5.csv", "b/6.csv", "b/7.csv"):
-        place.write(name, b"")
+NAMES = st.lists(st.sampled_from(["a", "b", "a-b", "1.csv", "2.txt", "é"]), min_size=1, max_size=3).map(
+    "/".join
+)
+PATTERNS = [
+    "*",
+    "*.csv",
+    "a/*",
+    "*/*.csv",
+    "?/[12].*",
+    "**/*.csv",
+    "a/**",
+    "*/b/*",
+    "[!a]*/**/1.csv",
+    "none/*",
+]
 
-    def found(pattern: str) -> list[str]:
-        return [each.url.removeprefix(f"{place.url}/") for each in find_objects(f"{place.url}/{pattern}")]
 
-    assert found("b/*.csv") == ["b/1.csv", "b/2.csv", "b/6.csv", "b/7.csv"]
-    assert found("b/**/*.csv") == ["b/1.csv", "b/2.csv", "b/6.csv", "b/7.csv", "b/c/3.csv"]
-    assert found("none/*") == []
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(names=st.sets(NAMES, max_size=30), pattern=st.sampled_from(PATTERNS), page=st.integers(1, 4))
+@pytest.mark.parametrize("begins_where_it_is_told", [True, False])
+def test_a_pattern_finds_the_objects_in_order_that_glob_finds(
+    bucket: Double,
+    tmp_path_factory: pytest.TempPathFactory,
+    begins_where_it_is_told: bool,
+    names: set[str],
+    pattern: str,
+    page: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("objects")
+    files = {name for name in names if not any(other.startswith(f"{name}/") for other in names)}
+    bucket.objects.clear()
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+        bucket.put(f"bucket/data/{name}", b"")
+    matched = glob(pattern, root_dir=folder, recursive=True)  # noqa: PTH207 - Path.glob has another **
+    expected = sorted(name for name in matched if name in files)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "LISTED_AT_ONCE", page)
+        patch.setattr(s3_double, "START_AFTER", "start-after" if begins_where_it_is_told else "none")
+        for url in (f"file://{folder}", "s3://bucket/data"):
+            asked: list[None] = []
+            found = find_objects(f"{url}/{pattern}", lambda: asked.append(None))  # noqa: B023
+            assert [each.url.removeprefix(f"{url}/") for each in found] == expected
+            assert len(asked) >= bool(expected)
+
+
+def test_a_pattern_reads_no_folder_in_which_no_match_can_lie(
+    bucket: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "LISTED_AT_ONCE", 3)
+    for number in range(300):
+        bucket.put(f"bucket/logs/{number}.parquet", b"")
+    for name in ("a.parquet", "z.parquet"):
+        bucket.put(f"bucket/{name}", b"")
+    found = [each.url for each in find_objects("s3://bucket/*.parquet")]
+    assert found == ["s3://bucket/a.parquet", "s3://bucket/z.parquet"]
+    assert len(bucket.requests) < 5, "a page has three objects"
+    with pytest.raises(InvalidOption, match="no pattern"):
+        list(find_objects("s3://bucket/a**b"))
 
 
 def test_addresses_are_normalized_and_local_ones_stay_below_their_root(tmp_path: Path) -> None:
