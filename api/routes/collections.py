@@ -13,8 +13,8 @@ from api.cursors import cut_page, decode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.intake.submissions import make_wanted_spec
 from api.serving import serve
-from api.streams.collection_streams import ROW_FORMATS
 from api.streams.result_columns import RESULT_COLUMNS
+from api.streams.row_streams import ROW_FORMATS
 from api.streams.vector_streams import PieceResponse, start_reading
 from vectormill.collections import operations
 from vectormill.collections.bodies import (

@@ -16,7 +16,7 @@ from api.intake.requests import UnreadableItem, check_key, decode_body, make_ite
 from api.intake.submissions import read_body
 from api.problems import Limit, Place, Problem
 from api.serving import respond, serve
-from api.streams.result_columns import RESULT_COLUMNS
+from api.streams.result_columns import describe_first
 from vectormill.collections import operations
 from vectormill.collections.bodies import (
     MAX_WAIT_SECONDS,
@@ -127,7 +127,7 @@ def describe_result(item: KeptItem) -> dict[str, Any]:
     pair = {"text_pair": item.text_pair} if TASKS[item.spec.task].reads_pairs else {}
     if item.results is None:
         return {"embedding": None, **pair}
-    return {**RESULT_COLUMNS[item.spec.result].describe(item.results, item.spec), **pair}
+    return {**describe_first(item.results, item.spec), **pair}
 
 
 @serve(router, operations.PUT_ITEM)

@@ -6,14 +6,13 @@ from fastapi import APIRouter
 
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.serving import serve
-from api.streams.result_streams import RESULT_STREAMS
-from api.streams.vector_streams import VECTOR_FORMATS, PieceResponse, ResultResponse, start_reading
+from api.streams.result_streams import RESULT_STREAMS, ResultResponse
+from api.streams.vector_streams import PieceResponse, start_reading
 from vectormill.domain.errors import InvalidOption, WrongJobState
-from vectormill.domain.task import RESULT_ROUTES, VECTOR
+from vectormill.domain.task import RECORD, REPRESENTATIONS, RESULT_ROUTES, SCORE, VECTOR
 from vectormill.jobs import operations
 from vectormill.jobs.bodies import ResultQuery, VectorQuery
 from vectormill.jobs.certificates import write_certificate_lines
-from vectormill.jobs.export import read_vectors
 from vectormill.jobs.job import UPLOADING, Job
 from vectormill.jobs.jobs import find_job
 
@@ -30,10 +29,7 @@ def get_vectors(resources: ResourcesDependency, job_id: JobId, query: VectorQuer
     zeros in a type without NaN. Numbers have the job's vector_type, float32 if it names none: int8 codes are
     -128 to 127, and binary has eight bits per number, 0 to 255, with the first value in the highest bit.
     """
-    refuse_to_go_on(query)
-    job = find_readable_job(resources, job_id, (VECTOR,), partial=query.partial)
-    blocks = start_reading(read_vectors(resources.engine, job_id, query.after))
-    return ResultResponse(job, VECTOR_FORMATS[query.format], blocks)
+    return export_results(resources, job_id, query, (VECTOR,))
 
 
 @serve(router, operations.EXPORT_RESULTS)
@@ -47,11 +43,7 @@ def get_results(resources: ResourcesDependency, job_id: JobId, query: ResultQuer
     a list of records, each a list of `type`, `span` and `offset` in code points, from a type of the schema's
     root to a leaf.
     """
-    refuse_to_go_on(query)
-    job = find_readable_job(resources, job_id, tuple(RESULT_STREAMS), partial=query.partial)
-    stream = RESULT_STREAMS[job.spec.result]
-    blocks = start_reading(stream.read(resources.engine, job_id, query.after))
-    return ResultResponse(job, stream.formats[query.format], blocks)
+    return export_results(resources, job_id, query, (SCORE, RECORD, REPRESENTATIONS))
 
 
 @serve(router, operations.CERTIFY)
@@ -67,10 +59,19 @@ def get_certificate(resources: ResourcesDependency, job_id: JobId) -> PieceRespo
     return PieceResponse(lines, operations.CERTIFY.media_types[0], {})
 
 
-def refuse_to_go_on(query: VectorQuery | ResultQuery) -> None:
-    """Raise InvalidOption if `after` is given for a format that can only be exported from the beginning."""
+def export_results(
+    resources: Resources, job_id: UUID, query: VectorQuery | ResultQuery, results: tuple[str, ...]
+) -> ResultResponse:
+    """Return the results of a job, if their kind is one of `results`.
+
+    Raise InvalidOption if `after` is given for a format that can only be exported from the beginning.
+    """
     if query.after is not None and query.format != "ndjson":
         raise InvalidOption(f"Only ndjson can be resumed after a key, and {query.format} cannot: omit after.")
+    job = find_readable_job(resources, job_id, results, partial=query.partial)
+    stream = RESULT_STREAMS[job.spec.result]
+    blocks = start_reading(stream.read(resources.engine, job_id, query.after))
+    return ResultResponse(job, stream.formats[query.format], blocks)
 
 
 def find_readable_job(resources: Resources, job_id: UUID, results: tuple[str, ...], *, partial: bool) -> Job:

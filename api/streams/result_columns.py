@@ -42,10 +42,6 @@ class ResultColumns(Protocol):
         """Return the JSON of each row's results as parts of an object: a comma, a name and a value for each field."""
         ...
 
-    def describe(self, results: Results, spec: EncodingSpec) -> dict[str, Any]:
-        """Return the first row's results as fields of a JSON object."""
-        ...
-
 
 class VectorColumns:
     """The ResultColumns of vectors."""
@@ -58,9 +54,6 @@ class VectorColumns:
     def write(self, results: Results, spec: EncodingSpec) -> Sequence[Parts]:
         written = NUMBER_FORMATS[results.dtype].write(results)
         return [[b',"embedding":[', row.data] for row in written]
-
-    def describe(self, results: Results, spec: EncodingSpec) -> dict[str, Any]:
-        return {"embedding": results[0].tolist()}
 
 
 class ScoreColumns:
@@ -75,9 +68,6 @@ class ScoreColumns:
         rows = describe_numbers(results, spec.labels)
         return [[b",", msgspec.json.encode(row)[1:-1]] for row in rows]
 
-    def describe(self, results: Results, spec: EncodingSpec) -> dict[str, Any]:
-        return dict(describe_numbers(results[:1], spec.labels)[0])
-
 
 class RecordColumns:
     """The ResultColumns of records."""
@@ -89,9 +79,6 @@ class RecordColumns:
 
     def write(self, results: Results, spec: EncodingSpec) -> Sequence[Parts]:
         return [[b',"output":', output] for output in results]
-
-    def describe(self, results: Results, spec: EncodingSpec) -> dict[str, Any]:
-        return {"output": msgspec.json.decode(results[0])}
 
 
 class RepresentationColumns:
@@ -105,10 +92,12 @@ class RepresentationColumns:
     def write(self, results: Results, spec: EncodingSpec) -> Sequence[Parts]:
         return [write_representations(unpack(packed), spec) for packed in results]
 
-    def describe(self, results: Results, spec: EncodingSpec) -> dict[str, Any]:
-        parts = write_representations(unpack(results[0]), spec)
-        described: dict[str, Any] = msgspec.json.decode(b"{" + b"".join(parts)[1:] + b"}")
-        return described
+
+def describe_first(results: Results, spec: EncodingSpec) -> dict[str, Any]:
+    """Return the first row's results as fields of a JSON object, as a line of NDJSON has them."""
+    (parts,) = RESULT_COLUMNS[spec.result].write(results[:1], spec)
+    described: dict[str, Any] = msgspec.json.decode(b"{" + b"".join(parts)[1:] + b"}")
+    return described
 
 
 def write_representations(row: Representations, spec: EncodingSpec) -> Parts:

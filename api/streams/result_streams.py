@@ -1,116 +1,115 @@
-"""Result streams: write a job's results as NDJSON or Parquet, block by block, in constant memory.
+"""Result streams: write a job's results as NDJSON, Parquet or .npy, block by block, in constant memory."""
 
-These are scores, records and representations; vectors have streams of their own.
-"""
-
-from collections.abc import Callable, Generator, Iterator, Mapping
+import math
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 from uuid import UUID
 
-import msgspec
 import numpy as np
 from sqlalchemy import Engine
 
-from api.streams.result_columns import RESULT_COLUMNS
-from api.streams.vector_streams import (
-    PIECE_BYTES,
-    Pieces,
-    ResultFormat,
-    gather_rows,
-    select_present,
-    write_keyed,
-)
+from api.streams import row_streams
+from api.streams.row_streams import Pages
+from api.streams.vector_streams import PieceResponse, Pieces, delivered_type, measure_npy, write_npy
+from vectormill.collections.exports import Inclusion, RowPage
 from vectormill.collections.row_kinds import take_objects
-from vectormill.domain.task import RECORD, REPRESENTATIONS, SCORE
-from vectormill.files.formats import OUTPUT_FORMATS, RowsName
+from vectormill.domain.task import RECORD, REPRESENTATIONS, SCORE, VARYING, VECTOR
+from vectormill.files.formats import OUTPUT_FORMATS, OutputFormat
 from vectormill.jobs.export import RecordBlock, VectorBlock, read_job_records, read_vectors
 from vectormill.jobs.job import Job
-from vectormill.vectors.scores import describe_scores
 
-ScoreBlocks = Generator[VectorBlock, None, None]
+Blocks = Generator[Any, None, None]  # VectorBlocks or RecordBlocks, by the kind of result
 
-ROWS_PER_GROUP: Final = 1 << 16  # since a row group per block would be too small
+# Memory of the Parquet writer: the copies of a row group between Postgres and the socket, and the bytes of the footer
+# per row group, which are kept until the end.
+GROUP_COPIES: Final = 9
+FOOTER_BYTES: Final = 1200
+SMALLEST_GROUP_BYTES: Final = 256 << 10
+# The uncompressed size of a row group of records; a million short ones have some 30 groups.
+RECORDS_GROUP_BYTES: Final = 8 << 20
+ROW_BYTES: Final = 100  # the memory of a record's Python objects
+RESULT_ALONE: Final = Inclusion(metadata=False)
 
 
-def write_score_lines(job: Job, blocks: ScoreBlocks) -> Pieces:
-    """Yield NDJSON with an object per item; items without a score are left out."""
+def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
+    """Yield NDJSON with an object per item; items without a result are left out."""
+    return row_streams.write_ndjson(job.spec, RESULT_ALONE, make_pages(blocks))
+
+
+def write_parquet(job: Job, blocks: Blocks) -> Pieces:
+    """Yield a Parquet file with the key and the columns of the results; items without a result are left out."""
+    pages = gather_pages(make_pages(blocks), choose_group_bytes(job))
+    return row_streams.write_parquet(job.spec, RESULT_ALONE, pages)
+
+
+def make_pages(blocks: Generator[VectorBlock | RecordBlock, None, None]) -> Pages:
+    """Yield the keys and results of the items that have one; then close `blocks`."""
     with closing(blocks):
         for block in blocks:
-            keys, numbers = select_present(block)
+            if isinstance(block, RecordBlock):
+                present: Any = [record is not None for record in block.records]
+                results = take_objects([record for record in block.records if record is not None])
+            else:
+                present, results = block.present, block.vectors[block.present]
+            keys = [key for key, is_present in zip(block.keys, present, strict=True) if is_present]
             if keys:
-                lines = describe_scores(keys, numbers.astype(np.float32, copy=False), job.spec.labels)
-                yield b"\n".join([*map(msgspec.json.encode, lines), b""])
+                yield RowPage(keys, results, [], {})
 
 
-def write_score_table(job: Job, blocks: ScoreBlocks) -> Pieces:
-    """Yield a Parquet file with key, score, label and probabilities (one field per label), without failed items."""
-    groups = gather_rows(blocks, ROWS_PER_GROUP, np.dtype(np.float32))
-    return write_keyed(job, blocks, groups, compression="zstd")
+def choose_group_bytes(job: Job) -> int:
+    """Return the size of row groups, in bytes, that minimizes the memory for copies of one group and for the footer."""
+    if job.spec.result in VARYING:
+        return RECORDS_GROUP_BYTES
+    kind = delivered_type(job)
+    total_bytes = job.num_items * kind.width(job.spec.dimensions) * np.dtype(kind.row).itemsize
+    return max(SMALLEST_GROUP_BYTES, math.isqrt(total_bytes * FOOTER_BYTES // GROUP_COPIES))
 
 
-SCORE_FORMATS: Final[dict[RowsName, ResultFormat]] = {
-    "ndjson": ResultFormat(OUTPUT_FORMATS["ndjson"], write_score_lines),
-    "parquet": ResultFormat(OUTPUT_FORMATS["parquet"], write_score_table),
-}
-
-
-RecordBlocks = Generator[RecordBlock, None, None]
-
-# The uncompressed size of a row group; a million short records have some 30 groups.
-GROUP_BYTES: Final = 8 << 20
-ROW_BYTES: Final = 100  # the memory of a row's Python objects
-
-
-def write_record_lines(job: Job, blocks: RecordBlocks) -> Pieces:
-    """Yield NDJSON with an object per item, its records or representations; items without any are left out."""
-    columns = RESULT_COLUMNS[job.spec.result]
-    with closing(blocks):
-        for block in blocks:
-            piece: list[bytes | memoryview] = []
-            num_bytes = 0
-            for key, record in zip(block.keys, block.records, strict=True):
-                if record is None:
-                    continue
-                (fields,) = columns.write(take_objects([record]), job.spec)
-                piece += (b'{"key":', msgspec.json.encode(key), *fields, b"}\n")
-                num_bytes += sum(map(len, fields))
-                if num_bytes >= PIECE_BYTES:
-                    yield b"".join(piece)
-                    piece, num_bytes = [], 0
-            if piece:
-                yield b"".join(piece)
-
-
-def write_record_table(job: Job, blocks: RecordBlocks) -> Pieces:
-    """Yield a Parquet file with the key and the columns of the results; items without any are left out."""
-    groups = ((keys, take_objects(records)) for keys, records in _gather_records(blocks))
-    return write_keyed(job, blocks, groups)
-
-
-def _gather_records(blocks: RecordBlocks) -> Generator[tuple[list[str], list[bytes]], None, None]:
-    """Yield keys and records of several blocks at a time: each row group lengthens the footer, which is in memory."""
-    keys: list[str] = []
-    records: list[bytes] = []
+def gather_pages(pages: Pages, group_bytes: int) -> Pages:
+    """Yield pages of about this size: small ones together, and large ones cut into parts of nearly equal size."""
+    held: list[RowPage] = []
     num_bytes = 0
-    for block in blocks:
-        for key, record in zip(block.keys, block.records, strict=True):
-            if record is None:
-                continue
-            keys.append(key)
-            records.append(record)
-            num_bytes += len(key) + len(record) + ROW_BYTES
-        if num_bytes >= GROUP_BYTES:
-            yield keys, records
-            keys, records, num_bytes = [], [], 0
-    if keys:
-        yield keys, records
+    with closing(pages):
+        for page in pages:
+            held.append(page)
+            num_bytes += _measure(page)
+            if num_bytes >= group_bytes:
+                yield from _cut_evenly(held, num_bytes // group_bytes)
+                held, num_bytes = [], 0
+    if held:
+        yield from _cut_evenly(held, 1)
 
 
-RECORD_FORMATS: Final[dict[RowsName, ResultFormat]] = {
-    "ndjson": ResultFormat(OUTPUT_FORMATS["ndjson"], write_record_lines),
-    "parquet": ResultFormat(OUTPUT_FORMATS["parquet"], write_record_table),
+def _measure(page: RowPage) -> int:
+    results: Any = page.results
+    if results.dtype != object:
+        return int(results.nbytes)
+    return sum(map(len, page.keys)) + sum(map(len, results)) + ROW_BYTES * len(results)
+
+
+def _cut_evenly(pages: Sequence[RowPage], num_parts: int) -> Iterator[RowPage]:
+    keys = [key for page in pages for key in page.keys]
+    results: Any = np.concatenate([page.results for page in pages])
+    num_parts = min(num_parts, len(keys))
+    for start, end in pairwise(len(keys) * part // num_parts for part in range(num_parts + 1)):
+        yield RowPage(keys[start:end], results[start:end], [], {})
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFormat:
+    """The writer of one format. `measure` returns the size in bytes if that is known before writing."""
+
+    output: OutputFormat
+    write: Callable[[Job, Blocks], Pieces]
+    measure: Callable[[Job], int] | None = None
+
+
+ROW_FORMATS: Final = {
+    "ndjson": ResultFormat(OUTPUT_FORMATS["ndjson"], write_ndjson),
+    "parquet": ResultFormat(OUTPUT_FORMATS["parquet"], write_parquet),
 }
 
 
@@ -119,11 +118,24 @@ class ResultStream:
     """The export of one kind of results: `read` yields a job's results in blocks, and `formats` are their writers."""
 
     read: Callable[[Engine, UUID, str | None], Iterator[Any]]
-    formats: Mapping[RowsName, ResultFormat]
+    formats: Mapping[str, ResultFormat]
 
 
 RESULT_STREAMS: Final[Mapping[str, ResultStream]] = {
-    SCORE: ResultStream(read_vectors, SCORE_FORMATS),
-    RECORD: ResultStream(read_job_records, RECORD_FORMATS),
-    REPRESENTATIONS: ResultStream(read_job_records, RECORD_FORMATS),
+    VECTOR: ResultStream(
+        read_vectors, {**ROW_FORMATS, "npy": ResultFormat(OUTPUT_FORMATS["npy"], write_npy, measure_npy)}
+    ),
+    SCORE: ResultStream(read_vectors, ROW_FORMATS),
+    RECORD: ResultStream(read_job_records, ROW_FORMATS),
+    REPRESENTATIONS: ResultStream(read_job_records, ROW_FORMATS),
 }
+
+
+class ResultResponse(PieceResponse):
+    """The response with a job's results in one format. If the job is removed meanwhile, the connection breaks."""
+
+    def __init__(self, job: Job, result_format: ResultFormat, blocks: Blocks) -> None:
+        headers = {"Content-Disposition": f'attachment; filename="{job.id}.{result_format.output.name}"'}
+        if result_format.measure is not None:
+            headers["Content-Length"] = str(result_format.measure(job))
+        super().__init__(result_format.write(job, blocks), result_format.output.media_type, headers)

@@ -8,13 +8,13 @@ others, the files go to one of OUR_PLACES.
 
 import os
 import pwd
-import secrets
 import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from vectormill.embedded.errors import EmbeddedServerFailed
+from vectormill.files.outputs import open_replacement
 
 # /var/lib survives a reboot; the second is for systems where /var/lib is read-only.
 OUR_PLACES = (Path("/var/lib/vectormill"), Path("/var/tmp/vectormill-root"))  # noqa: S108 - checked by _is_ours
@@ -112,12 +112,7 @@ def make_directory(directory: Path, mode: int, account: Account | None = None) -
 
 def write_private(path: Path, text: str, account: Account | None = None) -> None:
     """Atomically write the text to a file that only its owner can read, replacing an earlier file."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+    with open_replacement(path, is_private=True, follows_links=False) as file:
         if account is not None:
-            os.fchown(descriptor, account.uid, account.gid)
-        file.write(text)
-        file.flush()
-        os.fsync(descriptor)
-    draft.rename(path)
+            os.fchown(file.fileno(), account.uid, account.gid)
+        file.write(text.encode())

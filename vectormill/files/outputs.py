@@ -52,16 +52,23 @@ def is_stream(target: Path) -> bool:
 
 
 @contextmanager
-def open_replacement(path: Path, *, is_private: bool = False) -> Iterator[BinaryIO]:
+def open_replacement(
+    path: Path, *, is_private: bool = False, follows_links: bool = True
+) -> Iterator[BinaryIO]:
     """Open a file that takes the place of `path` when the block ends, whole and durable.
 
     If the block raises, `path` is unchanged and nothing else is left. A file that is replaced keeps its mode, and a new
     one gets that of any new file; with `is_private` only this user can read it. Where `path` is a link of this user or
     of root, the file that it leads to is replaced. A device, a pipe or an open file such as /dev/stdout is written to.
+    A server sets `follows_links` to False: then whatever is at `path` is replaced.
     """
-    target = find_target(path)
+    target = find_target(path) if follows_links else path
     try:
-        with _open_stream(target) if is_stream(target) else _open_draft(target, is_private) as file:
+        with (
+            _open_stream(target)
+            if follows_links and is_stream(target)
+            else _open_draft(target, is_private) as file
+        ):
             yield file
     except OSError as error:
         # A write does not know the name of its file, and users do not know the draft.
@@ -79,9 +86,9 @@ def _open_stream(target: Path) -> BinaryIO:
 @contextmanager
 def _open_draft(target: Path, is_private: bool) -> Iterator[BinaryIO]:
     mode = 0o600 if is_private else None
-    if target.exists():
+    if not is_private and target.exists():
         target.open("ab").close()  # a rename would replace a file that its user has made read-only
-        mode = mode or stat.S_IMODE(target.stat().st_mode)
+        mode = stat.S_IMODE(target.stat().st_mode)
     # In the same folder, since only a rename within one file system is atomic; "x" follows no link.
     draft = target.with_name(f"{DRAFT}{secrets.token_hex(8)}.part")
     try:

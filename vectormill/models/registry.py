@@ -8,7 +8,6 @@ import fcntl
 import importlib.util
 import json
 import logging
-import os
 import re
 import threading
 import time
@@ -21,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from vectormill.domain.encoding import DEFAULT_MODEL, PASSAGES, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import ModelError, UnknownModel, UnsupportedModel
+from vectormill.files.outputs import open_replacement
 from vectormill.models.adapters import ADAPTER_CONFIG
 from vectormill.models.layouts import read_model_card
 from vectormill.models.model_card import ModelCard
@@ -261,10 +261,9 @@ def write_added(
 ) -> None:
     """Replace the file of added models as a whole; `later` are entries of a later release."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
     told = {name: entry.model_dump(exclude_none=True) for name, entry in entries.items()} | dict(later or {})
-    draft.write_text(json.dumps(dict(sorted(told.items())), indent=2) + "\n")
-    draft.replace(path)
+    with open_replacement(path) as file:
+        file.write(json.dumps(dict(sorted(told.items())), indent=2).encode() + b"\n")
 
 
 def find_packaged_model() -> Path | None:

@@ -19,12 +19,6 @@ class Numbered(TypedDict):
     probabilities: dict[str, float] | None
 
 
-class Score(Numbered):
-    """A score with its item's key."""
-
-    key: str
-
-
 def names_labels(labels: tuple[str, ...]) -> bool:
     """Return True if scores are reported with their label and each label's probability."""
     return len(labels) > 1
@@ -65,12 +59,6 @@ def describe_numbers(numbers: Numbers, labels: tuple[str, ...]) -> list[Numbered
         }
         for score, place, row in zip(scores.tolist(), best.tolist(), rows, strict=True)
     ]
-
-
-def describe_scores(keys: list[str], numbers: Numbers, labels: tuple[str, ...]) -> list[Score]:
-    """Return a score for each row of numbers, with the key of its item."""
-    rows = describe_numbers(numbers, labels)
-    return [{"key": key, **row} for key, row in zip(keys, rows, strict=True)]
 
 
 def _shorten(number: float) -> float:

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Engine
 
 from api.streams.result_streams import RESULT_STREAMS
+from api.streams.vector_streams import start_reading
 from tests.building import build, encode_all, swap
 from tests.database import ask, execute
 from tests.integration.collections.test_kinds import KEEPING, fill, select
@@ -135,7 +136,7 @@ def test_the_formats_of_a_job_say_the_same(engine: Engine, spec: EncodingSpec) -
     stream = RESULT_STREAMS[spec.result]
 
     def export(name: str) -> bytes:
-        return b"".join(stream.formats[name].write(job, stream.read(engine, job.id, None)))  # type: ignore[index]
+        return b"".join(stream.formats[name].write(job, start_reading(stream.read(engine, job.id, None))))
 
     lines = [msgspec.json.decode(line) for line in export("ndjson").splitlines()]
     table = pq.read_table(io.BytesIO(export("parquet"))).to_pylist()

@@ -10,17 +10,20 @@ import pyarrow.parquet as pq
 import pytest
 from starlette.requests import ClientDisconnect
 
-from api.streams.vector_streams import (
-    VECTOR_FORMATS,
+from api.streams.result_streams import (
+    RESULT_STREAMS,
     ResultResponse,
     choose_group_bytes,
-    gather_rows,
-    start_reading,
+    gather_pages,
+    make_pages,
 )
+from api.streams.vector_streams import start_reading
 from tests.jobs import JOB, make_completed_job
+from vectormill.domain.task import VECTOR
 from vectormill.jobs.export import VectorBlock
 
 DIMENSIONS = JOB.spec.dimensions
+FORMATS = RESULT_STREAMS[VECTOR].formats
 
 
 def make_block(start: int, count: int, missing: tuple[int, ...] = ()) -> VectorBlock:
@@ -34,11 +37,11 @@ def make_block(start: int, count: int, missing: tuple[int, ...] = ()) -> VectorB
     return VectorBlock(start, [f'k"{start + number}' for number in range(count)], vectors, present)
 
 
-@pytest.mark.parametrize("name", VECTOR_FORMATS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_a_job_without_any_vector_is_a_whole_file_all_the_same(name: str) -> None:
     job = make_completed_job(2)
     blocks = start_reading(iter([make_block(0, 2, missing=(0, 1))]))
-    content = b"".join(VECTOR_FORMATS[name].write(job, blocks))
+    content = b"".join(FORMATS[name].write(job, blocks))
     if name == "ndjson":
         assert content == b""
     elif name == "parquet":
@@ -49,16 +52,17 @@ def test_a_job_without_any_vector_is_a_whole_file_all_the_same(name: str) -> Non
 
 def test_row_groups_are_gathered_from_blocks_and_bounded() -> None:
     blocks = (make_block(number * 10, 10) for number in range(100))
-    sizes = [len(keys) for keys, _ in gather_rows(blocks, 64, np.dtype(np.float32))]
+    pages = gather_pages(make_pages(blocks), 64 * 4 * DIMENSIONS)
+    sizes = [len(page.keys) for page in pages]
     assert sizes == [70] * 14 + [20]
 
 
 def test_large_blocks_are_cut_evenly_and_nothing_is_lost_between() -> None:
     blocks = [make_block(0, 512), make_block(512, 100)]
-    groups = list(gather_rows(iter(blocks), 170, np.dtype(np.float32)))
-    assert [len(keys) for keys, _ in groups] == [170, 171, 171, 100]
-    assert [key for keys, _ in groups for key in keys] == [key for block in blocks for key in block.keys]
-    rows = np.concatenate([rows for _, rows in groups])
+    groups = list(gather_pages(make_pages(start_reading(iter(blocks))), 170 * 4 * DIMENSIONS))
+    assert [len(page.keys) for page in groups] == [170, 171, 171, 100]
+    assert [key for page in groups for key in page.keys] == [key for block in blocks for key in block.keys]
+    rows = np.concatenate([page.results for page in groups])
     assert np.array_equal(rows, np.concatenate([block.vectors for block in blocks]))
 
 
@@ -96,9 +100,7 @@ class Source:
 
 def test_a_client_that_leaves_ends_the_reading() -> None:
     source = Source()
-    response = ResultResponse(
-        make_completed_job(1 << 40), VECTOR_FORMATS["ndjson"], start_reading(iter(source))
-    )
+    response = ResultResponse(make_completed_job(1 << 40), FORMATS["ndjson"], start_reading(iter(source)))
     num_sent = 0
 
     async def send(message: object) -> None:

@@ -8,14 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from api.streams import result_streams
+from api.streams.result_columns import describe_first
 from api.streams.vector_streams import PIECE_BYTES, start_reading
 from tests.jobs import make_completed_job
 from vectormill.domain.errors import JobNotFound
-from vectormill.domain.task import EXTRACT, JUDGE
+from vectormill.domain.task import EXTRACT, JUDGE, VECTOR
 from vectormill.jobs.export import RecordBlock, VectorBlock
 from vectormill.jobs.job import Job
+from vectormill.objects.manifest import make_part_schema
 
 # What a model's files may call its labels.
 LABELS = ("", "a.b", 'no "quotes"', "日本 \U0001f600", "score", "list.element")
@@ -36,9 +40,9 @@ def test_scores_have_their_labels_whatever_these_are_called() -> None:
     numbers = np.random.default_rng(3).random((NUM_ITEMS, len(LABELS)), dtype=np.float32)
     present = np.array([True, True, False, True])
     block = VectorBlock(0, ["a", "b", "c", "d"], numbers, present)
-    content = b"".join(result_streams.write_score_lines(judged(), start_reading(iter([block]))))
+    content = b"".join(result_streams.write_ndjson(judged(), start_reading(iter([block]))))
     rows = [json.loads(line) for line in content.splitlines()]
-    whole = b"".join(result_streams.write_score_table(judged(), start_reading(iter([block]))))
+    whole = b"".join(result_streams.write_parquet(judged(), start_reading(iter([block]))))
     table = pq.read_table(io.BytesIO(whole)).to_pylist()
     assert [row["key"] for row in rows] == [row["key"] for row in table] == ["a", "b", "d"]
     for row, written, expected in zip(rows, table, numbers[present], strict=True):
@@ -58,7 +62,7 @@ def test_records_of_many_small_chunks_share_a_row_group() -> None:
     """The footer names every group, and is in memory to the end: a group for each chunk grows with the job."""
     record = b'[[{"type":"a"}]]'
     job = extracted(NUM_CHUNKS * NUM_ITEMS)
-    content = b"".join(result_streams.write_record_table(job, start_reading(blocks_of(record))))
+    content = b"".join(result_streams.write_parquet(job, start_reading(blocks_of(record))))
     file = pq.ParquetFile(io.BytesIO(content))
     assert (file.num_row_groups, file.metadata.num_rows) == (1, 3 * NUM_CHUNKS)
     table = file.read().to_pylist()
@@ -66,11 +70,11 @@ def test_records_of_many_small_chunks_share_a_row_group() -> None:
     assert table[-1]["output"] == record.decode()
 
 
-@pytest.mark.parametrize("write", [result_streams.write_record_lines, result_streams.write_record_table])
+@pytest.mark.parametrize("write", [result_streams.write_ndjson, result_streams.write_parquet])
 def test_a_job_without_any_record_is_an_empty_file(write: Callable[..., Iterator[bytes]]) -> None:
     block = RecordBlock(0, ["a", "b"], [None, None])
     content = b"".join(write(extracted(2), start_reading(iter([block]))))
-    if write is result_streams.write_record_table:
+    if write is result_streams.write_parquet:
         assert pq.read_table(io.BytesIO(content)).num_rows == 0
     else:
         assert content == b""
@@ -80,19 +84,17 @@ def test_records_of_megabytes_are_sent_piece_by_piece() -> None:
     """Joined, a chunk of them would be in memory a second and a third time."""
     record = b'["' + b"x" * PIECE_BYTES + b'"]'
     block = RecordBlock(0, [str(number) for number in range(9)], [record] * 9)
-    pieces = list(result_streams.write_record_lines(extracted(9), start_reading(iter([block]))))
+    pieces = list(result_streams.write_ndjson(extracted(9), start_reading(iter([block]))))
     assert max(map(len, pieces)) < 2 * PIECE_BYTES + 100
     assert [json.loads(line)["key"] for line in b"".join(pieces).splitlines()] == block.keys
     groups = pq.ParquetFile(
-        io.BytesIO(
-            b"".join(result_streams.write_record_table(extracted(9), start_reading(iter([block] * 40))))
-        )
+        io.BytesIO(b"".join(result_streams.write_parquet(extracted(9), start_reading(iter([block] * 40)))))
     )
     assert groups.metadata.num_rows == 360
     assert groups.num_row_groups > 1
 
 
-@pytest.mark.parametrize("write", [result_streams.write_record_lines, result_streams.write_record_table])
+@pytest.mark.parametrize("write", [result_streams.write_ndjson, result_streams.write_parquet])
 def test_records_of_a_job_that_is_removed_meanwhile_are_no_whole_file(
     write: Callable[..., Iterator[bytes]],
 ) -> None:
@@ -104,3 +106,44 @@ def test_records_of_a_job_that_is_removed_meanwhile_are_no_whole_file(
     with pytest.raises(JobNotFound):
         pieces.extend(write(extracted(2), start_reading(broken())))
     assert not b"".join(pieces).endswith(b"PAR1")
+
+
+NUMBERS = {
+    None: np.float32,
+    "float32": np.float16,  # as a collection of halves keeps them
+    "float16": np.float16,
+    "int8": np.int8,
+    "binary": np.uint8,
+}
+HOSTILE = [0.1, -0.0, 1e-7, 65504.0, 1 / 3, -1.0, 0.0, 6.1e-5]
+
+
+@given(data=st.data(), name=st.sampled_from(list(NUMBERS)))
+def test_every_format_and_an_item_spell_a_vector_alike(data: st.DataObject, name: str | None) -> None:
+    number = np.dtype(NUMBERS[name])
+    elements = (
+        st.sampled_from(HOSTILE)
+        if number.kind == "f"
+        else st.integers(*((-128, 127) if name == "int8" else (0, 255)))
+    )
+    drawn = data.draw(st.lists(st.lists(elements, min_size=8, max_size=8), min_size=1, max_size=4))
+    rows = np.array(drawn, number)
+    job = make_completed_job(len(rows))
+    width = 64 if name == "binary" else 8
+    job = replace(job, spec=replace(job.spec, vector_type=name, dimensions=width))
+    block = VectorBlock(0, [f"k{place}" for place in range(len(rows))], rows, np.ones(len(rows), np.bool_))
+    written = {
+        format: b"".join(each.write(job, start_reading(iter([block]))))
+        for format, each in result_streams.RESULT_STREAMS[VECTOR].formats.items()
+    }
+    lines = [json.loads(line) for line in written["ndjson"].splitlines()]
+    items = [describe_first(rows[place : place + 1], job.spec) for place in range(len(rows))]
+    assert items == [{"embedding": line["embedding"]} for line in lines]
+    table = pq.read_table(io.BytesIO(written["parquet"]))
+    matrix = np.load(io.BytesIO(written["npy"]))
+    assert np.array_equal(np.array(table["embedding"].to_pylist(), number), rows)
+    assert np.array_equal(matrix.astype(number), rows)
+    assert np.array_equal(np.array([line["embedding"] for line in lines]).astype(number), rows)
+    assert matrix.dtype == table.schema.field("embedding").type.value_type.to_pandas_dtype()
+    part = make_part_schema(job.spec)
+    assert part.field("embedding") == table.schema.field("embedding")

@@ -7,31 +7,31 @@ from hypothesis import strategies as st
 
 from vectormill.ragged import Ragged
 from vectormill.vectors.records import pack_records, read_records
-from vectormill.vectors.scores import describe_scores
+from vectormill.vectors.scores import describe_numbers
 
 NUMBERS = np.array([[0.25, 0.75], [0.9, 0.1]], dtype=np.float32)
 
 
 def test_of_two_labels_the_second_one_says_that_something_holds() -> None:
-    first, second = describe_scores(["a", "b"], NUMBERS, ("no", "yes"))
-    assert first == {"key": "a", "score": 0.75, "label": "yes", "probabilities": {"no": 0.25, "yes": 0.75}}
+    first, second = describe_numbers(NUMBERS, ("no", "yes"))
+    assert first == {"score": 0.75, "label": "yes", "probabilities": {"no": 0.25, "yes": 0.75}}
     assert (second["label"], np.float32(second["score"])) == ("no", np.float32(0.1))
 
 
 def test_of_more_labels_the_best_one_is_told() -> None:
-    (only,) = describe_scores(["a"], np.array([[0.2, 0.5, 0.3]], dtype=np.float32), ("x", "y", "z"))
+    (only,) = describe_numbers(np.array([[0.2, 0.5, 0.3]], dtype=np.float32), ("x", "y", "z"))
     assert (only["score"], only["label"]) == (0.5, "y")
 
 
 def test_one_number_has_no_label() -> None:
     for labels in ((), ("LABEL_0",)):
-        (only,) = describe_scores(["a"], np.array([[-3.5]], dtype=np.float32), labels)
-        assert only == {"key": "a", "score": -3.5, "label": None, "probabilities": None}
+        (only,) = describe_numbers(np.array([[-3.5]], dtype=np.float32), labels)
+        assert only == {"score": -3.5, "label": None, "probabilities": None}
 
 
 def test_numbers_are_written_with_as_many_digits_as_tell_them_apart() -> None:
     numbers = np.random.default_rng(1).random((200, 2), dtype=np.float32)
-    written = describe_scores([str(row) for row in range(200)], numbers, ("no", "yes"))
+    written = describe_numbers(numbers, ("no", "yes"))
     assert np.array_equal(np.array([row["score"] for row in written], dtype=np.float32), numbers[:, 1])
 
 

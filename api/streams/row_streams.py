@@ -1,4 +1,4 @@
-"""Collection streams: write a collection's rows as NDJSON or Parquet, page by page, in constant memory."""
+"""Row streams: write rows of a collection or of a job as NDJSON or Parquet, page by page, in constant memory."""
 
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -63,8 +63,9 @@ def write_parquet(spec: EncodingSpec, inclusion: Inclusion, pages: Pages) -> Pie
         fields += [pa.field(name, pa.string()) for name in choose_kind(spec).text_columns]
     schema = pa.schema(fields)
     compression = {field.name: "zstd" for field in fields} | dict(table.compression)
-    # Each page is a row group. Larger groups need several times the memory; smaller ones lengthen the footer,
-    # which is in memory until the end: 25 MiB for the 8,000 pages of ten million rows.
+    # Each page is a row group. Larger groups need several times the memory; smaller ones lengthen the footer, which is
+    # in memory until the end: 25 MiB for the 8,000 pages of ten million rows. Components of unit vectors are nearly
+    # random: dictionaries and statistics are of no use.
     groups = (_make_columns(page, spec, inclusion) for page in pages)
     return write_groups(
         schema, pages, groups, compression=compression, use_dictionary=False, write_statistics=False
