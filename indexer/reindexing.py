@@ -198,9 +198,9 @@ def narrow_reading(context: RunContext, reader: Reader, target: Target) -> dict[
     if source is None or not source.options.get("changed"):
         return {}
     with context.engine.connect() as connection:
-        mark = begin_mark(connection, context.run, target.generation.id, source)
+        mark, failed = begin_mark(connection, context.run, target.generation.id, source)
     if mark["since"] is not None:
-        reader.narrow(mark["since"])
+        reader.narrow(mark["since"], failed)
     return mark
 
 

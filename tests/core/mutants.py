@@ -1137,8 +1137,8 @@ MUTANTS: Final = (
     Mutant(
         "different pairs with the same question are quoted as repeated",
         "vectormill/sources/sql.py",
-        "for name in self._options.texts]",
-        "for name in self._options.texts[:1]]",
+        "for name in self._options.texts)",
+        "for name in self._options.texts[:1])",
     ),
     Mutant(
         "a part of CSV that begins within quotes is read with the quotes reversed",

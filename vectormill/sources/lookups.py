@@ -9,12 +9,9 @@ from vectormill.jobs.item import Item
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import SourcePlace
 from vectormill.sources.source import NONE, Source, SqlOptions, parse_options, parse_split
-from vectormill.sources.sql import SqlReader, strip
+from vectormill.sources.sql import SqlReader, ask_for, write_array
 
 READ_SECONDS: Final = 30.0
-
-# The keys are an untyped literal, which takes the type of the column, so that an index on it is used.
-ROWS_OF_KEYS: Final = "SELECT * FROM (\n{query}\n) AS source WHERE source.{key} = ANY({keys})"
 
 # A key that is not a valid value of the column's type cannot be in any row, so it becomes NULL instead of an error. The
 # subquery is evaluated once, so that an index on the column is used.
@@ -43,16 +40,14 @@ def find_present(source: Source, place: SourcePlace, keys: Collection[str]) -> s
     return {item.key for item in items} & set(keys)
 
 
+def write_look_up(source: Source, keys: str) -> str:
+    """Return the query of some rows; `keys` is an expression of the type of the column, so that an index is used."""
+    column = sql.Identifier(source.key_column).as_string(None)
+    return ask_for(source.options["query"], rest=f"WHERE source.{column} = ANY({keys})")
+
+
 def _read(source: Source, place: SourcePlace, keys: str) -> list[Item]:
-    query = ROWS_OF_KEYS.format(
-        query=strip(source.options["query"]), key=sql.Identifier(source.key_column).as_string(None), keys=keys
-    )
+    query = write_look_up(source, keys)
     some = Source(source.kind, {**source.options, "query": query, "pages": False}, source.split)
     batches = open_source(some, place, patience_seconds=READ_SECONDS).read()
     return [item for batch in batches for item in batch]
-
-
-def write_array(values: Sequence[str]) -> str:
-    """Return the texts as a literal of a Postgres array."""
-    quoted = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
-    return "{" + ",".join(f'"{value}"' for value in quoted) + "}"

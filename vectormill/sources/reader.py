@@ -101,8 +101,8 @@ class Reader:
     def __init__(self) -> None:
         self.complaints = Complaints()
 
-    def narrow(self, since: str | float) -> None:
-        """Read only rows whose column of changes is at or above this value. Call before `read`."""
+    def narrow(self, since: str | float, failed: Sequence[str] = ()) -> None:
+        """Read only rows whose column of changes is at or above this value, and those with the keys that failed."""
         raise NotImplementedError  # abstract: only readers of sources that name such a column can do it
 
     def read(self) -> Iterator[Sequence[Item]]:

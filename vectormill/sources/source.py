@@ -179,11 +179,6 @@ class SqlOptions(ColumnOptions, frozen=True, kw_only=True):
     url_env: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)] | None = None
     url_file: Named | None = None
 
-    @property
-    def read_columns(self) -> tuple[str, ...]:
-        """Return `columns`, and behind them the column that tells what changed, if there is one."""
-        return (*self.columns, self.changed) if self.changed else self.columns
-
     def check(self) -> None:
         ColumnOptions.check(self)
         if self.url_env and self.url_file:

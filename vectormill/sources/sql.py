@@ -19,7 +19,19 @@ import psycopg
 from psycopg import sql
 from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Loader, Transformer
-from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
+from sqlalchemy import (
+    URL,
+    Connection,
+    Dialect,
+    Engine,
+    String,
+    cast,
+    create_engine,
+    literal,
+    literal_column,
+    make_url,
+    text,
+)
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
@@ -69,40 +81,55 @@ class SqlReader(Reader):
         self._driver: psycopg.Connection[Any] | None = None
         self._is_cancelled = False
         self._since: str | float | None = None
+        self._failed: Sequence[str] = ()
 
-    def narrow(self, since: str | float) -> None:
+    def narrow(self, since: str | float, failed: Sequence[str] = ()) -> None:
         self._since = self.newest = since
+        self._failed = failed
         self.tells_what_vanished = False
 
     def read(self) -> Iterator[Sequence[Item]]:
         assembler = Assembler("The query", self._place.settings.max_key_bytes, self.complaints)
         size = BatchSize()
         with self._speaking() as connection:
-            if self._since is not None:
-                changed = connection.dialect.identifier_preparer.quote(self._options.changed or "")
-                narrowed = write_since(strip(self._options.query), changed, self._since)
-                self._options = msgspec.structs.replace(self._options, query=narrowed)
+            if self._options.changed:
+                self._mark(connection, self._options.changed)
             batches = self._read_pages if self._options.pages else self._read_at_once
             for columns, rows in batches(connection, size):
                 values = list(zip(*rows, strict=True))
-                if self._options.changed:
-                    *columns, position = columns
-                    self._learn_newest(values[position])
                 items = assembler.assemble(*self._options.pick(values, columns))
                 size.learn(items)
                 yield items
 
-    def _learn_newest(self, values: Sequence[Any]) -> None:
+    def _mark(self, connection: Connection, changed: str) -> None:
+        """Leave out the rows below the mark of an earlier reading, and find the mark of this one.
+
+        The database compares, since the order of texts is that of their collation. It is asked before the rows are
+        read: what is committed in between is read once more by a later run.
+        """
+        dialect = connection.dialect
+        column = f"source.{dialect.identifier_preparer.quote(changed)}"
+        newest = f"CAST(max({column}) AS text)" if dialect.name == "postgresql" else f"max({column})"
+        is_new = "" if self._since is None else f"{column} >= {write_value(dialect, self._since)}"
+        query = ask_for(self._options.query, newest, rest=f"WHERE {is_new}" if is_new else "")
         try:
-            newest = max((value for value in values if value is not None), default=None)
-            if newest is not None:
-                told = write_mark(newest)
-                self.newest = told if self.newest is None else max(self.newest, told)
-        except TypeError:
+            with self._transaction(connection), streaming(connection, query) as (_, fetch):
+                ((found,),) = fetch(1)
+            if found is not None:
+                self.newest = write_mark(found)
+        except (TypeError, psycopg.errors.UndefinedFunction):
             raise SourceFailed(
-                f"The column {self._options.changed!r} must have times, numbers or texts of one kind; it does not tell "
-                "what changed."
+                f"The column {changed!r} must have times, numbers or texts of one kind; it does not tell what changed."
             ) from None
+        if self.newest in ENDLESS:
+            logger.warning(
+                "The greatest value of %r is %s, so the next run reads all rows.", changed, self.newest
+            )
+            self.newest = None
+        if is_new:
+            narrowed = f"WHERE {is_new}{write_failed(dialect, self._options.key, self._failed)}"
+            narrowed_query = ask_for(self._options.query, rest=narrowed)
+            self._options = msgspec.structs.replace(self._options, query=narrowed_query)
 
     def _read_at_once(
         self, connection: Connection, size: BatchSize
@@ -425,21 +452,38 @@ SENDERS: Final = text("""
 """)
 
 
-SINCE: Final = """
-SELECT source.* FROM (
-{query}
-) AS source WHERE source.{changed} >= {mark}
-"""
+# Above these nothing changes any more.
+ENDLESS: Final = ("infinity", "Infinity", "NaN")
 
 
-def write_since(query: str, changed: str, since: str | float) -> str:
-    """Return the query of rows whose column is at or above a mark, which is compared in the column's own type."""
-    mark = str(since) if isinstance(since, float | int) else "'" + since.replace("'", "''") + "'"
-    return SINCE.format(query=query, changed=changed, mark=mark).strip()
+def write_value(dialect: Dialect, value: str | float) -> str:
+    """Return a literal, which the database compares in the type of the column beside it."""
+    if isinstance(value, int | float):
+        return str(value)
+    # With each backslash doubled where it begins an escape, as in MySQL.
+    written = str(literal(value).compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+    return written.replace("%%", "%") if dialect.paramstyle in ("format", "pyformat") else written
+
+
+def write_failed(dialect: Dialect, key: str, failed: Sequence[str]) -> str:
+    """Return the rest of a condition that also lets the rows with these keys through."""
+    column = f"source.{dialect.identifier_preparer.quote(key)}"
+    if not failed:
+        return ""
+    if dialect.name == "postgresql":  # in the type of the column, so that an index on it is used
+        return f" OR {column} = ANY({write_value(dialect, write_array(failed))})"
+    cast_column = cast(literal_column(column), String).compile(dialect=dialect)
+    return f" OR {cast_column} IN ({', '.join(write_value(dialect, each) for each in failed)})"
+
+
+def write_array(values: Sequence[str]) -> str:
+    """Return the texts as a literal of a Postgres array."""
+    quoted = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
+    return "{" + ",".join(f'"{value}"' for value in quoted) + "}"
 
 
 def write_mark(value: Any) -> str | float:
-    """Return a value of a column of changes as it is stored. Times in UTC are ordered as texts. Raise TypeError."""
+    """Return the greatest value of a column of changes as it is stored. Raise TypeError."""
     if isinstance(value, datetime):
         return (value.astimezone(UTC) if value.tzinfo else value).isoformat(" ", timespec="microseconds")
     if isinstance(value, date):
@@ -452,16 +496,16 @@ def write_mark(value: Any) -> str | float:
 
 
 def find_columns(there: list[str], options: SqlOptions) -> list[int]:
-    """Return the positions of the columns that are read: key, texts, metadata, and what tells of changes.
+    """Return the positions of the columns that are read: key, texts and metadata.
 
     Raise SourceFailed, which lists the query's columns, if one is missing.
     """
-    for name in options.read_columns:
+    for name in options.columns:
         if name not in there:
             raise SourceFailed(
                 f"The query has no column {name!r}; its columns are {', '.join(map(repr, there))}."
             )
-    return [there.index(name) for name in options.read_columns]
+    return [there.index(name) for name in options.columns]
 
 
 def strip(query: str) -> str:

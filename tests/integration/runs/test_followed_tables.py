@@ -43,7 +43,9 @@ from vectormill.sources.following import (
     list_followed_tables,
     unfollow_table,
 )
-from vectormill.sources.lookups import ROWS_OF_KEYS, write_array
+from vectormill.sources.lookups import write_look_up
+from vectormill.sources.source import Source
+from vectormill.sources.sql import write_array
 
 
 @pytest.fixture
@@ -270,7 +272,7 @@ def test_rows_of_keys_are_read_by_the_index_of_the_table(engine: Engine, followe
         "ANALYZE papers",
     )
     keys = sql.Literal(write_array(["1", "2"])).as_string(None)
-    query = ROWS_OF_KEYS.format(query=QUERY, key='"id"', keys=keys)
+    query = write_look_up(Source("sql", {"query": QUERY, "key": "id"}), keys)
     plan = "\n".join(execute(engine, f"EXPLAIN {query}").scalars())
     assert "papers_pkey" in plan
     assert "Seq Scan" not in plan
