@@ -112,7 +112,8 @@ def search(
             f"{collection} --policy hnsw --wait` builds one."
         )
     if matches.missing_fields:
-        tell(f"No row that was sampled has the metadata field {' or '.join(matches.missing_fields)}.")
+        hint = " A name that has a dot stands in double quotes." if "." in "".join(filter or ()) else ""
+        tell(f"No row that was sampled has the metadata field {' or '.join(matches.missing_fields)}.{hint}")
     if not json:
         print_matches(matches, include or ())
         return

@@ -5,6 +5,7 @@ with reasons. Limits and defaults are those of pgvector 0.8 (README, "HNSW"); th
 it: docs/INDEXES.md."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -326,6 +327,41 @@ def _mib(size: int) -> str:
 MOST_FILTERS: Final = 32
 MOST_FIELD_CHARS: Final = 500
 MOST_FIELD_PARTS: Final = 8
+# A name up to a dot that another one follows, or to the end.
+FIELD_PART: Final = re.compile(r'(?:"((?:[^"]|"")*)"|([^".][^.]*))(?:\.(?!\Z)|\Z)')
+
+
+def split_field(field: str) -> tuple[str, ...]:
+    """Return the names that lead to a metadata field: what stands between dots, or in double quotes.
+
+    Raise ValueError, with the reason, for a field that is none.
+    """
+    parts: list[str] = []
+    end = 0
+    while len(field) <= MOST_FIELD_CHARS and (end < len(field) or not parts):
+        found = FIELD_PART.match(field, end)
+        if found is None:
+            raise ValueError(
+                "a field name must not be empty before, after or between its dots; one that has a dot or begins with a "
+                'quotation mark stands in double quotes, such as "file.name", in which "" is a quotation mark'
+            )
+        quoted, plain = found.groups()
+        parts.append(quoted.replace('""', '"') if plain is None else plain)
+        end = found.end()
+    if not 0 < len(parts) <= MOST_FIELD_PARTS:
+        raise ValueError(
+            f"a field name may have at most {MOST_FIELD_CHARS} characters and {MOST_FIELD_PARTS} parts between dots"
+        )
+    if not is_storable(field):
+        raise ValueError(
+            "contains a NUL character or half of a UTF-16 surrogate pair, which Postgres cannot store"
+        )
+    return tuple(parts)
+
+
+def is_storable(text: str) -> bool:
+    """Return whether Postgres can store the text."""
+    return "\0" not in text and (text.isascii() or not any("\ud800" <= each <= "\udfff" for each in text))
 
 
 def check_fields(fields: Sequence[str]) -> list[str]:
@@ -333,15 +369,8 @@ def check_fields(fields: Sequence[str]) -> list[str]:
     if len(fields) > MOST_FILTERS:
         raise InvalidOption(f"At most {MOST_FILTERS} metadata fields can be indexed; got {len(fields)}.")
     for field in fields:
-        parts = field.split(".")
-        if len(field) > MOST_FIELD_CHARS or len(parts) > MOST_FIELD_PARTS or not all(parts):
-            raise InvalidOption(
-                f"Invalid field {field[:60]!r}: expected * or a name of at most {MOST_FIELD_CHARS} characters, "
-                f"with dots between the names of nested objects, at most {MOST_FIELD_PARTS} of them."
-            )
-        if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in field):
-            raise InvalidOption(
-                f"Invalid field {field[:60]!a}: it contains a NUL character or an unpaired surrogate, which "
-                "Postgres cannot store."
-            )
+        try:
+            split_field(field)
+        except ValueError as error:
+            raise InvalidOption(f"Invalid field {field[:60]!a}: {error}.") from None
     return list(dict.fromkeys(fields))

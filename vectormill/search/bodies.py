@@ -30,7 +30,8 @@ MAX_VECTORS: Final = 1_000
 
 FILTER_DESCRIPTION: Final = (
     f"Conditions on the metadata, all of which must hold: a value, or operators ({', '.join(OPERATORS)}). A dotted "
-    "name leads into an object; `and` and `or` take lists of filters, `not` takes one."
+    "name leads into an object, and one in double quotes is taken as it is; `and` and `or` take lists of filters, "
+    "`not` takes one."
 )
 
 

@@ -1,9 +1,10 @@
-"""Filter: a condition on an item's metadata, which clients write in JSON: parse it, and evaluate it for one item.
+r"""Filter: a condition on an item's metadata, which clients write in JSON: parse it, and evaluate it for one item.
 
     {"lang": "de", "year": {"gte": 2020, "lt": 2025}, "tag": {"in": ["a", "b"]}, "author": {"exists": true}}
 
-Every entry must hold. `and` and `or` take lists of filters, `not` takes one; a dotted name leads into an object. The
-same condition in SQL is made by vectormill/search/filters.py, and a test compares the two.
+Every entry must hold. `and` and `or` take lists of filters, `not` takes one; a dotted name leads into an object, and
+one in double quotes is taken as it is: `{"\"file.name\"": "a"}`. The same condition in SQL is made by
+vectormill/search/filters.py, and a test compares the two.
 """
 
 import json
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+from vectormill.collections.index_plan import is_storable, split_field
 from vectormill.domain.errors import InvalidOption
 
 EQ: Final = "eq"
@@ -36,7 +38,6 @@ NOT: Final = "not"
 MAX_CONDITIONS: Final = 100
 MAX_LISTED: Final = 1000
 MAX_DEPTH: Final = 8
-MAX_NAME_CHARS: Final = 500
 MAX_STRING_CHARS: Final = 10_000
 # An error message shows at most this many characters of the path to the faulty entry.
 MAX_PLACE_CHARS: Final = 120
@@ -153,16 +154,10 @@ def _parse_list(name: str, wanted: Any, place: str, depth: int) -> Filter:
 
 
 def _parse_path(name: str, place: str) -> tuple[str, ...]:
-    path = tuple(name.split("."))
-    if len(name) > MAX_NAME_CHARS or len(path) > MAX_DEPTH:
-        raise _refusal(
-            place,
-            f"a field name may have at most {MAX_NAME_CHARS} characters and {MAX_DEPTH} parts between dots",
-        )
-    if not all(path):
-        raise _refusal(place, "a field name must not be empty before, after or between its dots")
-    _check_text(name, place)
-    return path
+    try:
+        return split_field(name)
+    except ValueError as error:
+        raise _refusal(place, str(error)) from None
 
 
 def _parse_field(path: tuple[str, ...], wanted: Any, place: str) -> list[Filter]:
@@ -200,7 +195,11 @@ def _check_scalar(value: Any, place: str) -> Scalar:
     if isinstance(value, str):
         if len(value) > MAX_STRING_CHARS:
             raise _refusal(place, f"a string may have at most {MAX_STRING_CHARS:,} characters")
-        _check_text(value, place)
+        if not is_storable(value):
+            raise _refusal(
+                place,
+                "contains a NUL character or half of a UTF-16 surrogate pair, which Postgres cannot store",
+            )
         return value
     if value is None or isinstance(value, bool):
         return value
@@ -213,13 +212,6 @@ def _check_scalar(value: Any, place: str) -> Scalar:
         'must be a string, a number, true, false or null; for one of several values use {"in": […]}, and for a list '
         'with an element {"contains": …}',
     )
-
-
-def _check_text(text: str, place: str) -> None:
-    if "\0" in text or (not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)):
-        raise _refusal(
-            place, "contains a NUL character or half of a UTF-16 surrogate pair, which Postgres cannot store"
-        )
 
 
 def _refusal(place: str, reason: str) -> InvalidOption:
@@ -285,7 +277,7 @@ def _is_on_side(found: Any, operator: str, value: Any) -> bool:
     return bool(sides[operator])
 
 
-COMPARISON: Final = re.compile(r"([^=<>!]+)(>=|<=|!=|=|>|<)(.*)", re.DOTALL)
+COMPARISON: Final = re.compile(r'((?:"[^"]*"|[^=<>!"])+)(>=|<=|!=|=|>|<)(.*)', re.DOTALL)
 OPERATOR_BY_SIGN: Final = {"=": EQ, "!=": NE, ">": GT, ">=": GTE, "<": LT, "<=": LTE}
 # Signs of other languages, which would otherwise be a comparison with a value that begins with the second character.
 MISTAKEN_SIGNS: Final = {"=>": ">=", "=<": "<=", "==": "=", "<>": "!=", "=!": "!="}
@@ -301,7 +293,7 @@ def read_filters(written: Sequence[str], told_as: str = "--filter") -> dict[str,
 
 
 def read_filter(written: str, told_as: str) -> dict[str, Any]:
-    """Parse a filter such as `{"lang": "de"}`, `lang=de` or `year>=2020`. Raise InvalidOption naming `told_as`."""
+    """Parse a filter: `{"lang": "de"}`, `year>=2020` or `"file.name"=a`. Raise InvalidOption, which names `told_as`."""
     if written.lstrip().startswith("{"):
         try:
             parsed = json.loads(written, parse_constant=_refuse_constant)

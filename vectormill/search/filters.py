@@ -16,6 +16,7 @@ from typing import Any, Final
 from psycopg import sql
 
 from vectormill.collections.generation_tables import attributes_name
+from vectormill.collections.index_plan import split_field
 from vectormill.db.parameters import to_jsonb
 from vectormill.search.filter import (
     EQ,
@@ -64,7 +65,7 @@ def define_filter_index(field: str) -> sql.Composable:
     """Return the part of CREATE INDEX that follows the table's name. A dot in `field` leads into an object."""
     if field == ANY_FIELD:
         return sql.SQL("USING gin (metadata jsonb_ops)")
-    names = [sql.Literal(name) for name in field.split(".")]
+    names = [sql.Literal(name) for name in split_field(field)]
     template = write_value("metadata" + " -> {}" * len(names))
     return sql.SQL("({value})").format(value=sql.SQL(template).format(*names, *names, *names))
 

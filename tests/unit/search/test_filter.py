@@ -58,6 +58,12 @@ def test_a_filter_finds_what_it_says() -> None:
         ({"n": {"exists": False}}, {}, True),
         ({"a.b": 1}, {"a": {"b": 1}}, True),
         ({"a.b": 1}, {"a.b": 1}, False),  # a dot leads into an object
+        ({'"a.b"': 1}, {"a.b": 1}, True),  # unless the name stands in quotes
+        ({'"a.b"': 1}, {"a": {"b": 1}}, False),
+        ({'a."b.c"."d""e"': 1}, {"a": {"b.c": {'d"e': 1}}}, True),
+        ({'"and"': 1, '"not"': 2}, {"and": 1, "not": 2}, True),
+        ({'""': 1}, {"": 1}, True),
+        ({'a"b': 1}, {'a"b': 1}, True),
         ({"a.0": 1}, {"a": [1]}, False),  # and never into a list
         ({"t": {"contains": 1}}, {"t": [2, 1]}, True),
         ({"t": {"contains": 1}}, {"t": 1}, False),
@@ -88,6 +94,12 @@ def test_what_is_no_filter_is_refused_with_its_place() -> None:
         ({"or": []}, "filter.or: or takes a list of filters"),
         ({"not": [{"a": 1}]}, "filter.not: a filter must be an object"),
         ({"a..b": 1}, "filter.a..b: a field name must not be empty"),
+        (
+            {'"a.b': 1},
+            'filter."a.b: a field name must not be empty before, after or between its dots; one that has',
+        ),
+        ({'"a"b': 1}, "stands in double quotes"),
+        ({'"a".': 1}, "stands in double quotes"),
         ({"": 1}, "filter.: a field name must not be empty"),
         ({"a": "\0"}, "filter.a: contains a NUL"),
         ({"a\ud800": 1}, "filter.a?: contains a NUL character or half"),
@@ -113,6 +125,13 @@ def test_a_filter_that_is_nested_for_ever_is_refused() -> None:
         written = {"not": written}
     with pytest.raises(InvalidOption, match="nested more than 8 levels deep"):
         parse_filter(written)
+
+
+def test_a_name_in_quotes_may_have_the_signs_of_comparisons() -> None:
+    assert read_filter('"a.b"=1', "The filter") == {'"a.b"': {"eq": 1}}
+    assert read_filter('a."b=""c">=x', "The filter") == {'a."b=""c"': {"gte": "x"}}
+    with pytest.raises(InvalidOption, match="expected name=value"):
+        read_filter('"a.b=1', "The filter")
 
 
 def test_a_filter_nested_too_deeply_is_a_text_or_refused() -> None:
