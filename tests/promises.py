@@ -13,7 +13,7 @@ import numpy as np
 from sqlalchemy import Connection, Engine, text
 
 from tests.protocol import vector_of
-from vectormill.jobs.export import read_vectors
+from vectormill.jobs.export import read_results
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import CANCELLED, CANCELLING, TERMINAL_JOB_STATES
 from vectormill.jobs.jobs import find_job, list_item_errors
@@ -139,12 +139,12 @@ def check_items(engine: Engine, job_id: UUID, items: Sequence[Item], newer_keys:
         job = find_job(connection, job_id)
         errors = list_item_errors(connection, job_id, after=None, limit=1_000_000)
     assert job.is_terminal, f"job {job.seq} never ended: {job.state}"
-    blocks = list(read_vectors(engine, job_id))
+    blocks = list(read_results(engine, job_id))
     assert [key for block in blocks for key in block.keys] == [item.key for item in items]
     failed, taken_over = {error.item for error in errors}, set(newer_keys)
     num_present, position = 0, 0
     for block in blocks:
-        for vector, is_present in zip(block.vectors, block.present, strict=True):
+        for vector, is_present in zip(block.results, block.present, strict=True):
             item = items[position]
             if is_present:
                 np.testing.assert_allclose(vector, vector_of(item.text), atol=1e-3)

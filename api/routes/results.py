@@ -6,13 +6,14 @@ from fastapi import APIRouter
 
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.serving import serve
-from api.streams.result_streams import RESULT_STREAMS, ResultResponse
+from api.streams.result_streams import RESULT_FORMATS, ResultResponse
 from api.streams.vector_streams import PieceResponse, start_reading
 from vectormill.domain.errors import InvalidOption, WrongJobState
 from vectormill.domain.task import RECORD, REPRESENTATIONS, RESULT_ROUTES, SCORE, VECTOR
 from vectormill.jobs import operations
 from vectormill.jobs.bodies import ResultQuery, VectorQuery
 from vectormill.jobs.certificates import write_certificate_lines
+from vectormill.jobs.export import read_results
 from vectormill.jobs.job import UPLOADING, Job
 from vectormill.jobs.jobs import find_job
 
@@ -69,9 +70,8 @@ def export_results(
     if query.after is not None and query.format != "ndjson":
         raise InvalidOption(f"Only ndjson can be resumed after a key, and {query.format} cannot: omit after.")
     job = find_readable_job(resources, job_id, results, partial=query.partial)
-    stream = RESULT_STREAMS[job.spec.result]
-    blocks = start_reading(stream.read(resources.engine, job_id, query.after))
-    return ResultResponse(job, stream.formats[query.format], blocks)
+    blocks = start_reading(read_results(resources.engine, job_id, query.after))
+    return ResultResponse(job, RESULT_FORMATS[job.spec.result][query.format], blocks)
 
 
 def find_readable_job(resources: Resources, job_id: UUID, results: tuple[str, ...], *, partial: bool) -> Job:

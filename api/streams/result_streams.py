@@ -6,22 +6,19 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
-from uuid import UUID
 
 import numpy as np
-from sqlalchemy import Engine
 
 from api.streams import row_streams
 from api.streams.row_streams import Pages
 from api.streams.vector_streams import PieceResponse, Pieces, delivered_type, measure_npy, write_npy
 from vectormill.collections.exports import Inclusion, RowPage
-from vectormill.collections.row_kinds import take_objects
 from vectormill.domain.task import RECORD, REPRESENTATIONS, SCORE, VARYING, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS, OutputFormat
-from vectormill.jobs.export import RecordBlock, VectorBlock, read_job_records, read_vectors
+from vectormill.jobs.export import ResultBlock
 from vectormill.jobs.job import Job
 
-Blocks = Generator[Any, None, None]  # VectorBlocks or RecordBlocks, by the kind of result
+Blocks = Generator[ResultBlock, None, None]
 
 # Memory of the Parquet writer: the copies of a row group between Postgres and the socket, and the bytes of the footer
 # per row group, which are kept until the end.
@@ -45,18 +42,13 @@ def write_parquet(job: Job, blocks: Blocks) -> Pieces:
     return row_streams.write_parquet(job.spec, RESULT_ALONE, pages)
 
 
-def make_pages(blocks: Generator[VectorBlock | RecordBlock, None, None]) -> Pages:
+def make_pages(blocks: Blocks) -> Pages:
     """Yield the keys and results of the items that have one; then close `blocks`."""
     with closing(blocks):
         for block in blocks:
-            if isinstance(block, RecordBlock):
-                present: Any = [record is not None for record in block.records]
-                results = take_objects([record for record in block.records if record is not None])
-            else:
-                present, results = block.present, block.vectors[block.present]
-            keys = [key for key, is_present in zip(block.keys, present, strict=True) if is_present]
+            keys = [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
             if keys:
-                yield RowPage(keys, results, [], {})
+                yield RowPage(keys, block.results[block.present], [], {})
 
 
 def choose_group_bytes(job: Job) -> int:
@@ -113,21 +105,10 @@ ROW_FORMATS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ResultStream:
-    """The export of one kind of results: `read` yields a job's results in blocks, and `formats` are their writers."""
-
-    read: Callable[[Engine, UUID, str | None], Iterator[Any]]
-    formats: Mapping[str, ResultFormat]
-
-
-RESULT_STREAMS: Final[Mapping[str, ResultStream]] = {
-    VECTOR: ResultStream(
-        read_vectors, {**ROW_FORMATS, "npy": ResultFormat(OUTPUT_FORMATS["npy"], write_npy, measure_npy)}
-    ),
-    SCORE: ResultStream(read_vectors, ROW_FORMATS),
-    RECORD: ResultStream(read_job_records, ROW_FORMATS),
-    REPRESENTATIONS: ResultStream(read_job_records, ROW_FORMATS),
+# The formats of each kind of results.
+RESULT_FORMATS: Final[Mapping[str, Mapping[str, ResultFormat]]] = {
+    **dict.fromkeys((SCORE, RECORD, REPRESENTATIONS), ROW_FORMATS),
+    VECTOR: {**ROW_FORMATS, "npy": ResultFormat(OUTPUT_FORMATS["npy"], write_npy, measure_npy)},
 }
 
 

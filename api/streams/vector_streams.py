@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.streams.decimal_tables import HALF_SLOT_BYTES, WHOLE_SLOT_BYTES, write_halves, write_wholes
 from vectormill.domain.encoding import FLOAT32
-from vectormill.jobs.export import VectorBlock
+from vectormill.jobs.export import ResultBlock
 from vectormill.jobs.job import Job
 from vectormill.vectors.decimals import SLOT_BYTES, write_decimals
 from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, VectorType
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 Block = TypeVar("Block")
-Blocks = Generator[VectorBlock, None, None]
+Blocks = Generator[ResultBlock, None, None]
 Pieces = Generator[bytes, None, None]
 
 # A call in a thread costs as much as formatting ten rows. Larger pieces cost more, since their memory is returned to
@@ -70,7 +70,7 @@ def write_npy(job: Job, blocks: Blocks) -> Pieces:
     with closing(blocks):
         yield npy_header(job)
         for block in blocks:
-            yield block.vectors.astype(kind.row).tobytes()
+            yield block.results.astype(kind.row).tobytes()
 
 
 def npy_header(job: Job) -> bytes:

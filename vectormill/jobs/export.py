@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, Self, TypeVar
 from uuid import UUID
 
@@ -31,16 +31,22 @@ from vectormill.jobs.chunk import DONE, decode_payload, decode_results
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job, has_lost_collection
-from vectormill.vectors.records import Records, list_records, read_records
+from vectormill.vectors.records import list_records, read_records
 from vectormill.vectors.vector_types import Rows, choose_vector_type, missing_rows, read_block
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Consecutive items of a job from position `first_item` on; `keys` [n] are the items' keys."""
+class ResultBlock:
+    """Consecutive items of a job from position `first_item` on: their keys [n] and their results as stored [n, …].
+
+    Results are numbers, or the JSON of records and the packed form of representations. `present` [n] says which items
+    have one.
+    """
 
     first_item: int
     keys: Sequence[str]
+    results: Results
+    present: npt.NDArray[np.bool_]
 
     @property
     def end(self) -> int:
@@ -50,23 +56,13 @@ class Block:
     def behind(self, position: int) -> Self:
         """Return the items of the block from this position in the job on."""
         cut = max(0, position - self.first_item)
-        columns = {column.name: getattr(self, column.name)[cut:] for column in fields(self)[1:]}
-        return replace(self, first_item=self.first_item + cut, **columns)
-
-
-@dataclass(frozen=True, slots=True)
-class VectorBlock(Block):
-    """Items with their vectors as stored [n, width]; `present` [n] says which items have one."""
-
-    vectors: Rows
-    present: npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class RecordBlock(Block):
-    """Items with their records as JSON, or their representations in packed form; None for an item without any."""
-
-    records: Records
+        return replace(
+            self,
+            first_item=self.first_item + cut,
+            keys=self.keys[cut:],
+            results=self.results[cut:],
+            present=self.present[cut:],
+        )
 
 
 # Only payloads are read, in the order of the index on (job_id, first_item), to search them for a key.
@@ -90,8 +86,6 @@ LIST_CHUNKS = f"""
     {_CHUNKS_WITH_RESULTS} AND chunks.first_item >= %(start)s ORDER BY chunks.first_item LIMIT %(limit)s
 """
 
-B = TypeVar("B", VectorBlock, RecordBlock)
-
 
 class Read(Protocol):
     """The items of one chunk that were read from a job."""
@@ -112,11 +106,11 @@ _CHUNKS_PER_PAGE = 2
 _SEARCHED_CHUNKS = 8
 
 
-def read_vectors(engine: Engine, job_id: UUID, after: str | None = None) -> Iterator[VectorBlock]:
+def read_results(engine: Engine, job_id: UUID, after: str | None = None) -> Iterator[ResultBlock]:
     """Yield blocks of all items of a job in the order of submission.
 
     With `after`, begin after the item with this key. Memory does not grow with the job. If another job has
-    since written another text under the same key of a collection, that vector is not this job's: `present` is
+    since written another text under the same key of a collection, that result is not this job's: `present` is
     False for it, as for an item that failed.
 
     Raise CollectionNotFound if the collection was deleted, and GenerationNotFound if the job's generation was
@@ -128,34 +122,18 @@ def read_vectors(engine: Engine, job_id: UUID, after: str | None = None) -> Iter
 
     def make_block(
         connection: Connection, first_item: int, items: Items, own: bytes | None, *_: object
-    ) -> VectorBlock:
-        rows, present = read_stored(connection, job, generation_id, items, own)
-        return VectorBlock(first_item, list(items.keys), rows, present)
+    ) -> ResultBlock:
+        results, present = read_stored(connection, job, generation_id, items, own)
+        if generation_id is not None and job.spec.result == RECORD:
+            results = take_objects([None if output is None else list_records(output) for output in results])
+        return ResultBlock(first_item, list(items.keys), results, present)
 
     return _read_behind(engine, job, make_block, after)
 
 
-def read_job_records(engine: Engine, job_id: UUID, after: str | None = None) -> Iterator[RecordBlock]:
-    """Yield the results of a job whose results are records or representations.
-
-    Order and errors are those of read_vectors.
-    """
-    job, generation_id = find_written(engine, job_id)
-
-    def make_block(
-        connection: Connection, first_item: int, items: Items, own: bytes | None, *_: object
-    ) -> RecordBlock:
-        if generation_id is None:
-            return RecordBlock(first_item, list(items.keys), read_records(own, len(items)))
-        outputs = _read_collection(connection, generation_id, items, job.spec)[0]
-        own_form = list_records if job.spec.result == RECORD else bytes
-        records = [None if output is None else own_form(output) for output in outputs]
-        return RecordBlock(first_item, list(items.keys), records)
-
-    return _read_behind(engine, job, make_block, after)
-
-
-def _read_behind(engine: Engine, job: Job, make_block: MakeBlock[B], after: str | None) -> Iterator[B]:
+def _read_behind(
+    engine: Engine, job: Job, make_block: MakeBlock[ResultBlock], after: str | None
+) -> Iterator[ResultBlock]:
     if after is None:
         yield from read_blocks(engine, job, make_block, 0)
         return
@@ -191,7 +169,7 @@ def find_item(engine: Engine, job: Job, key: str) -> tuple[int, int]:
 def find_written(engine: Engine, job_id: UUID) -> tuple[Job, int | None]:
     """Return the job, and the id of the generation that has its results, if any.
 
-    Raise the same errors as `read_vectors` raises before its first block.
+    Raise the same errors as `read_results` raises before its first block.
     """
     with engine.connect() as connection:
         job = find_job(connection, job_id)

@@ -25,7 +25,7 @@ from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.domain.errors import EncodingTimeout, ObjectChanged
 from vectormill.domain.task import DENSE, MULTI_VECTOR, RECORD, REPRESENTATIONS, SCORE, VARYING
 from vectormill.jobs.chunk import decode_payload
-from vectormill.jobs.export import read_job_records, read_vectors
+from vectormill.jobs.export import read_results
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import INTERACTIVE_PRIORITY, Job, NewJob
 from vectormill.jobs.jobs import delete_job, find_job
@@ -274,23 +274,23 @@ def encode_again(
         job = writer.finish()
     try:
         wait_for_end(engine, job, check, patience_seconds)
-        return read_records(engine, job) if spec.result in VARYING else read_numbers(engine, job)
+        return read_encoded(engine, job)
     finally:
         with engine.begin() as connection:
             delete_job(connection, job.id)
 
 
-def read_numbers(engine: Engine, job: Job) -> tuple[Results, npt.NDArray[np.bool_]]:
-    blocks = list(read_vectors(engine, job.id))
-    numbers = np.concatenate([block.vectors for block in blocks]).astype(np.float32)
-    return np.nan_to_num(numbers), np.concatenate([block.present for block in blocks])
-
-
-def read_records(engine: Engine, job: Job) -> tuple[Results, npt.NDArray[np.bool_]]:
-    records = [record for block in read_job_records(engine, job.id) for record in block.records]
-    own_form = group_records if job.spec.result == RECORD else bytes
-    kept = take_objects([None if record is None else own_form(record) for record in records])
-    return kept, np.array([record is not None for record in records])
+def read_encoded(engine: Engine, job: Job) -> tuple[Results, npt.NDArray[np.bool_]]:
+    """Return the results of a job's items in the form in which a collection keeps them, and which items have one."""
+    blocks = list(read_results(engine, job.id))
+    results, present = (
+        np.concatenate([getattr(block, name) for block in blocks]) for name in ("results", "present")
+    )
+    if job.spec.result == RECORD:
+        results = take_objects([None if record is None else group_records(record) for record in results])
+    elif job.spec.result not in VARYING:
+        results = np.nan_to_num(results.astype(np.float32))
+    return results, present
 
 
 def wait_for_end(engine: Engine, job: Job, check: Callable[[], None], patience_seconds: float) -> None:

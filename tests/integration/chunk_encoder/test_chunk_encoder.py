@@ -13,7 +13,7 @@ from tests.database import ask, execute
 from tests.obedient_engine import ObedientEngine, encoding_chunks, run_to_end
 from tests.protocol import LONG, dispatch_all, make_items, submit, vector_of
 from vectormill.domain.errors import ModelError
-from vectormill.jobs.export import read_vectors
+from vectormill.jobs.export import read_results
 from vectormill.jobs.item import CRASHED_WORKER, EMPTY_TEXT, ENCODING_FAILED, Item, ItemFailure
 from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, retry_job
 from vectormill.jobs.truncations import list_truncated_items
@@ -124,9 +124,9 @@ def test_a_text_that_ruins_its_chunk_is_found_by_halving_and_fails_alone(
     (error,) = ask(engine, list_item_errors, job.id, after=None, limit=10)
     assert (error.key, error.code) == ("k5", code)
     assert outcomes.count("split") == 3  # 8, 4, 2: the item to blame is alone after three halvings
-    blocks = list(read_vectors(engine, job.id))
+    blocks = list(read_results(engine, job.id))
     present = np.concatenate([block.present for block in blocks])
-    vectors = np.concatenate([block.vectors for block in blocks])[present]
+    vectors = np.concatenate([block.results for block in blocks])[present]
     np.testing.assert_array_equal(vectors, [vector_of(item.text) for item in items if item.text != mark])
 
 

@@ -21,7 +21,7 @@ from tests.protocol import submit as submit_directly
 from tests.waiting import run_together
 from vectormill.collections.generation_tables import find_ranges, keep_ranges
 from vectormill.domain.encoding import VECTOR_TYPES
-from vectormill.jobs.export import read_vectors
+from vectormill.jobs.export import read_results
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
@@ -51,9 +51,9 @@ def options(vector_type: str) -> dict[str, Any]:
 
 
 def read_all(engine: Engine, job: Job) -> tuple[np.ndarray, np.ndarray]:
-    blocks = list(read_vectors(engine, job.id))
+    blocks = list(read_results(engine, job.id))
     return (
-        np.concatenate([block.vectors for block in blocks]),
+        np.concatenate([block.results for block in blocks]),
         np.concatenate([block.present for block in blocks]),
     )
 

@@ -13,7 +13,7 @@ from vectormill.domain.encoding import VECTOR_TYPES, EncodingSpec
 from vectormill.jobs.chunk import ChunkOutcome, Claim, load_payload
 from vectormill.jobs.chunks import split_chunk
 from vectormill.jobs.completion import complete_chunk
-from vectormill.jobs.export import read_vectors
+from vectormill.jobs.export import read_results
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.jobs import find_job, retry_job
 from vectormill.ragged import Ragged
@@ -77,12 +77,12 @@ def split_a_retried_chunk(engine: Engine, spec: EncodingSpec, size: int, collect
     for half in halves:
         assert half is not None
         complete_large(engine, half)
-    blocks = list(read_vectors(engine, job.id))
+    blocks = list(read_results(engine, job.id))
     assert np.concatenate([block.present for block in blocks]).all()
     expected = make_rows(
         vectors_of(list(range(size))), choose_vector_type(spec, in_collection=collection is not None), RANGES
     )
-    assert np.array_equal(np.concatenate([block.vectors for block in blocks]), expected)
+    assert np.array_equal(np.concatenate([block.results for block in blocks]), expected)
     ended = ask(engine, find_job, job.id)
     assert (ended.state, ended.num_done, ended.num_open_chunks) == ("completed", size, 0)
 

@@ -29,7 +29,7 @@ from vectormill.domain.errors import (
 )
 from vectormill.jobs.chunks import claim_chunk, renew_leases
 from vectormill.jobs.completion import cancel_chunk
-from vectormill.jobs.export import read_job_records, read_vectors
+from vectormill.jobs.export import read_results
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
 from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, list_jobs, retry_job
 from vectormill.jobs.rescue import (
@@ -60,9 +60,9 @@ def test_every_item_of_a_job_gets_its_own_vector_in_the_order_of_submission(engi
     assert job.padding_waste == pytest.approx(1 - 100 / 120)
     assert job.stage_seconds == {"run": 1.5}
     assert job.num_reused == 3  # one a chunk
-    blocks = list(read_vectors(engine, job.id))
+    blocks = list(read_results(engine, job.id))
     assert [key for block in blocks for key in block.keys] == [item.key for item in items]
-    vectors = np.concatenate([block.vectors for block in blocks])
+    vectors = np.concatenate([block.results for block in blocks])
     np.testing.assert_array_equal(vectors, np.stack([vector_of(item.text) for item in items]))
 
 
@@ -108,12 +108,8 @@ def test_an_older_job_never_overwrites_a_newer_one(engine: Engine, spec: Encodin
         complete(engine, claimed)
     assert execute(engine, "SELECT job_seq FROM docs").scalar_one() == new.seq
     # Of the older text nothing is kept any more, so nothing is given.
-    if spec in (RECORDS, MANY):
-        assert next(read_job_records(engine, old.id)).records == [None]
-        assert next(read_job_records(engine, new.id)).records != [None]
-    else:
-        assert not next(read_vectors(engine, old.id)).present[0]
-        assert next(read_vectors(engine, new.id)).present[0]
+    assert not next(read_results(engine, old.id)).present[0]
+    assert next(read_results(engine, new.id)).present[0]
 
 
 def test_one_bad_item_fails_alone_and_is_retried_alone(engine: Engine) -> None:
@@ -131,14 +127,14 @@ def test_one_bad_item_fails_alone_and_is_retried_alone(engine: Engine) -> None:
                 "k2"
             ]
             assert list_item_errors(connection, job.id, after=2, limit=10) == []
-        assert next(read_vectors(engine, job.id)).present.tolist() == [True, True, False, True]
+        assert next(read_results(engine, job.id)).present.tolist() == [True, True, False, True]
         assert ask(engine, retry_job, job.id).state == "queued"
         again = claim_next(engine)
         assert again.only_items == (2,)
         assert complete(engine, again) is True
         ended = job_of(engine, job.id)
         assert (ended.state, ended.num_done, ended.num_failed) == ("completed", 6, 0)
-        vectors = np.concatenate([block.vectors for block in read_vectors(engine, job.id)])
+        vectors = np.concatenate([block.results for block in read_results(engine, job.id)])
         np.testing.assert_allclose(vectors, [vector_of(item.text) for item in make_items(6)], atol=1e-3)
         with engine.begin() as connection, pytest.raises(WrongJobState):
             retry_job(connection, job.id)

@@ -33,7 +33,7 @@ from vectormill.jobs.chunk import Claim
 from vectormill.jobs.chunks import release_chunk, split_chunk
 from vectormill.jobs.counters import add_up_jobs
 from vectormill.jobs.dispatch import list_queued, recall_dispatches
-from vectormill.jobs.export import read_vectors
+from vectormill.jobs.export import read_results
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import CANCELLED, CANCELLING, PAUSED, Job
 from vectormill.jobs.jobs import cancel_job, find_job, lock_job, pause_job, resume_job, retry_job
@@ -224,12 +224,12 @@ class ProtocolMachine(RuleBasedStateMachine):
     def check_job(self, job: Job, number: int) -> None:
         ended = self.find(job.id)
         assert ended.is_terminal
-        blocks = list(read_vectors(self.engine, job.id))
+        blocks = list(read_results(self.engine, job.id))
         keys = [key for block in blocks for key in block.keys]
         items = make_items(job.num_items, prefix=f"j{number}-")
         assert keys == [item.key for item in items]
         present = np.concatenate([block.present for block in blocks])
-        vectors = np.concatenate([block.vectors for block in blocks])
+        vectors = np.concatenate([block.results for block in blocks])
         for item, is_present, vector in zip(items, present, vectors, strict=True):
             if is_present:
                 np.testing.assert_allclose(vector, vector_of(item.text), atol=1e-3)

@@ -33,7 +33,7 @@ from vectormill.domain.errors import (
     SwapRefused,
     WrongJobState,
 )
-from vectormill.jobs.export import read_vectors
+from vectormill.jobs.export import read_results
 from vectormill.jobs.item import ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import cancel_job, find_job, list_jobs, retry_job
@@ -351,7 +351,7 @@ def test_a_retired_generation_is_pruned_when_its_time_is_over_and_nobody_writes_
     with pytest.raises(Conflict, match="no generation to roll back to"):
         ask(engine, roll_back, "docs")
     with pytest.raises(GenerationNotFound, match="contains the current results"):
-        read_vectors(engine, waiting.id)
+        read_results(engine, waiting.id)
 
 
 def test_the_live_generation_is_not_discarded(engine: Engine) -> None:

@@ -22,7 +22,7 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import SpecMismatch, WrongKind
 from vectormill.jobs.chunk import ChunkOutcome
 from vectormill.jobs.completion import complete_chunk
-from vectormill.jobs.export import read_job_records, read_vectors
+from vectormill.jobs.export import read_results
 from vectormill.jobs.item import UNSTORABLE_RECORD, Item, join_pair
 from vectormill.jobs.jobs import find_job, list_item_errors
 from vectormill.ragged import Ragged
@@ -78,18 +78,18 @@ def test_records_lie_in_the_view_by_type(engine: Engine) -> None:
 def test_a_job_reads_its_scores_out_of_the_collection_in_its_own_order(engine: Engine) -> None:
     items = make_items(10)[::-1]
     job = fill(engine, SCORES, *items)
-    blocks = list(read_vectors(engine, job.id))
+    blocks = list(read_results(engine, job.id))
     assert [key for block in blocks for key in block.keys] == [item.key for item in items]
-    found = np.concatenate([block.vectors for block in blocks])
+    found = np.concatenate([block.results for block in blocks])
     np.testing.assert_array_equal(found, np.stack([numbers_of(item.text) for item in items]))
 
 
 def test_a_job_reads_its_records_out_of_the_collection_as_a_list(engine: Engine) -> None:
     items = make_items(10)[::-1]
     job = fill(engine, RECORDS, *items)
-    blocks = list(read_job_records(engine, job.id))
+    blocks = list(read_results(engine, job.id))
     assert [key for block in blocks for key in block.keys] == [item.key for item in items]
-    found = [json.loads(record or b"") for block in blocks for record in block.records]
+    found = [json.loads(record or b"") for block in blocks for record in block.results]
     in_order = [sorted(records_of(item.text), key=lambda path: path[0]["type"]) for item in items]
     assert found == in_order
 

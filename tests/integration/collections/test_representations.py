@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine
 
-from api.streams.result_streams import RESULT_STREAMS
+from api.streams.result_streams import RESULT_FORMATS
 from api.streams.vector_streams import start_reading
 from tests.building import build, encode_all, swap
 from tests.database import ask, execute
@@ -27,7 +27,7 @@ from vectormill.domain.task import OUTPUTS
 from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.chunks import split_chunk
 from vectormill.jobs.completion import complete_chunk
-from vectormill.jobs.export import read_job_records
+from vectormill.jobs.export import read_results
 from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, TOO_MANY_WEIGHTS, Item, ItemFailure
 from vectormill.jobs.jobs import list_item_errors
 from vectormill.objects.reading import read_table
@@ -70,9 +70,7 @@ def test_a_job_gives_back_each_output_in_its_own_order(
     job = submit(engine, items, spec=spec, collection=collection)
     encode_all(engine)
     found = [
-        pair
-        for block in read_job_records(engine, job.id)
-        for pair in zip(block.keys, block.records, strict=True)
+        pair for block in read_results(engine, job.id) for pair in zip(block.keys, block.results, strict=True)
     ]
     assert [key for key, _ in found] == [item.key for item in items]
     for (_, packed), item in zip(found, items, strict=True):
@@ -133,10 +131,11 @@ def test_the_formats_of_a_job_say_the_same(engine: Engine, spec: EncodingSpec) -
     items = [*make_items(5), Item('quoted "é"', b"more")]
     job = submit(engine, items, spec=spec)
     encode_all(engine)
-    stream = RESULT_STREAMS[spec.result]
 
     def export(name: str) -> bytes:
-        return b"".join(stream.formats[name].write(job, start_reading(stream.read(engine, job.id, None))))
+        return b"".join(
+            RESULT_FORMATS[spec.result][name].write(job, start_reading(read_results(engine, job.id)))
+        )
 
     lines = [msgspec.json.decode(line) for line in export("ndjson").splitlines()]
     table = pq.read_table(io.BytesIO(export("parquet"))).to_pylist()
@@ -172,8 +171,8 @@ def test_a_chunk_that_is_split_keeps_what_its_items_have(engine: Engine) -> None
     execute(engine, "UPDATE vectormill.jobs SET state = 'running', num_failed = 0, num_open_chunks = 1")
     again = claim_next(engine)
     ask(engine, split_chunk, again, "it ended its worker")
-    (block, *more) = read_job_records(engine, job.id)
-    records = [*block.records, *(record for other in more for record in other.records)]
+    (block, *more) = read_results(engine, job.id)
+    records = [*block.results, *(record for other in more for record in other.results)]
     assert [record is None for record in records] == [False, False, True, False]
     assert_same(records[3], items[3], MANY)
 

@@ -16,7 +16,7 @@ from tests.models import DEVICE
 from tests.protocol import submit
 from tests.reference import TEXTS, known_vectors
 from tests.sick_encoders import FAULT
-from vectormill.jobs.export import read_vectors
+from vectormill.jobs.export import read_results
 from vectormill.jobs.item import Item
 from vectormill.jobs.jobs import find_job
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
@@ -148,4 +148,4 @@ def test_a_flipped_bit_in_the_weights_is_found_and_what_came_after_the_last_good
 
 
 def read(engine: Engine, job_id: object) -> np.ndarray:
-    return np.concatenate([block.vectors for block in read_vectors(engine, job_id)])  # type: ignore[arg-type]
+    return np.concatenate([block.results for block in read_results(engine, job_id)])  # type: ignore[arg-type]

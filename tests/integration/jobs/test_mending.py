@@ -24,7 +24,7 @@ from tests.protocol import (
 from tests.protocol import claim_next as claim_next_chunk
 from vectormill.client import Client
 from vectormill.jobs.certificates import write_certificate_lines
-from vectormill.jobs.export import read_vectors
+from vectormill.jobs.export import read_results
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import cancel_job, find_job, retry_job
@@ -92,8 +92,8 @@ def test_exactly_the_chunks_of_the_failed_period_are_encoded_again_and_their_job
     check_open_job_counts(engine)
     ended = encode(engine, job, [other, other])
     assert (ended.state, ended.num_done, ended.num_failed) == ("completed", 16, 0)
-    blocks = list(read_vectors(engine, job.id))
-    vectors = np.concatenate([block.vectors for block in blocks])
+    blocks = list(read_results(engine, job.id))
+    vectors = np.concatenate([block.results for block in blocks])
     assert np.allclose(vectors, [vector_of(item.text) for item in make_items(16)])
     Mender(engine).mend()
     assert ask(engine, find_job, job.id).state == "completed", "the period was repaired once"

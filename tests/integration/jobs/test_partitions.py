@@ -28,7 +28,7 @@ from vectormill.jobs import partitions
 from vectormill.jobs.chunk import load_payload
 from vectormill.jobs.chunks import claim_chunk
 from vectormill.jobs.deletion import discard_job
-from vectormill.jobs.export import LIST_CHUNKS, LIST_PAYLOADS, read_vectors
+from vectormill.jobs.export import LIST_CHUNKS, LIST_PAYLOADS, read_results
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import Job
 from vectormill.jobs.partitions import TABLES, ChunkSpan, keep_partitions, list_spans, shrink_partitions
@@ -139,7 +139,7 @@ def test_a_claim_a_commit_and_a_page_of_an_export_open_only_the_partitions_of_th
                 assert driver is not None
                 assert len(driver.execute(statement, values).fetchall()) == 2
                 assert len(opened(connection)) == most
-    assert sum(len(block.keys) for block in read_vectors(engine, job.id)) == 2 * SPAN
+    assert sum(len(block.keys) for block in read_results(engine, job.id)) == 2 * SPAN
 
 
 def test_spans_are_made_ahead_of_the_ids_and_the_tables_of_a_span_are_alike(
@@ -213,7 +213,7 @@ def test_chunks_beyond_the_last_span_are_stored_and_their_partitions_become_a_sp
     assert [count(engine, f"{table}_default") for table in TABLES] == [0, 0, 0]
     (closed,) = [span for span in spans() if span.start == end]
     assert count(engine, f"chunk_payloads_to_{closed.end}") == held
-    assert sum(len(block.keys) for block in read_vectors(engine, job.id)) == 6 * SPAN
+    assert sum(len(block.keys) for block in read_results(engine, job.id)) == 6 * SPAN
     encoded_job(engine, 6 * SPAN, "later")
     keep_partitions(engine)
     discard(engine, job)
@@ -290,7 +290,7 @@ def test_texts_of_a_large_job_beside_others_are_gone_when_they_are_due(engine: E
     prune(engine)
     assert count_contents(engine) == [1, 1, 1]
     assert count(engine, "removed_chunks") == 0
-    assert sum(len(block.keys) for block in read_vectors(engine, kept.id)) == 1
+    assert sum(len(block.keys) for block in read_results(engine, kept.id)) == 1
 
 
 @pytest.mark.parametrize("statement", ["DELETE FROM vectormill.jobs", "DELETE FROM vectormill.chunks"])
@@ -381,7 +381,7 @@ def test_spans_are_made_and_dropped_while_workers_claim_and_commit(
                 assert claimed is not None
                 complete(engine, claimed)
                 waits.append(time.monotonic() - began)
-            assert sum(len(block.keys) for block in read_vectors(engine, job.id)) == SPAN
+            assert sum(len(block.keys) for block in read_results(engine, job.id)) == SPAN
             discard(engine, job)
             execute(engine, "DELETE FROM vectormill.chunks")
     finally:

@@ -13,7 +13,7 @@ from tests.database import ask, execute
 from tests.protocol import SPEC, claim_next, complete, make_items, submit
 from vectormill.domain.errors import JobNotFound, WrongJobState
 from vectormill.jobs.deletion import delete_batch, discard_expired_jobs, discard_job, lock_discarded_job
-from vectormill.jobs.export import read_vectors
+from vectormill.jobs.export import read_results
 from vectormill.jobs.item import Item, ItemFailure
 from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.jobs import find_job, list_jobs, retry_job
@@ -86,7 +86,7 @@ def test_a_deleted_job_is_gone_for_everybody_before_its_rows_are(engine: Engine)
         with pytest.raises(JobNotFound):
             discard_job(connection, job.id)
     with pytest.raises(JobNotFound):
-        read_vectors(engine, job.id)
+        read_results(engine, job.id)
     again = run_job(engine, 3, collection="docs")  # under the same Idempotency-Key
     assert again.id != job.id
 

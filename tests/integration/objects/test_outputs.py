@@ -21,7 +21,7 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import EmptyJob, NotFound, OutputTaken, WrongJobState
 from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.deletion import discard_job
-from vectormill.jobs.export import read_vectors
+from vectormill.jobs.export import read_results
 from vectormill.jobs.item import INPUT_CHANGED, Item, Items
 from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, retry_job
@@ -85,7 +85,7 @@ def test_rows_of_an_object_become_parts_of_an_output_and_no_text_is_in_postgres(
     stored = execute(engine, "SELECT count(*) FROM vectormill.chunk_vectors").scalar_one()
     assert stored == 0
     with pytest.raises(WrongJobState, match="out"):
-        next(read_vectors(engine, job.id))
+        next(read_results(engine, job.id))
 
 
 def test_results_whose_commit_never_came_do_not_count_and_are_swept(engine: Engine, place: Place) -> None:
@@ -241,7 +241,7 @@ def test_every_kind_of_vector_is_the_same_in_a_part_as_in_an_export(
         pytest.fail("both jobs are encoded together")
     keep_outputs(engine)
     table = read_table(f"{place.url}/out")
-    exported = np.concatenate([block.vectors for block in read_vectors(engine, beside.id)])
+    exported = np.concatenate([block.results for block in read_results(engine, beside.id)])
     written = np.array(table.column("embedding").to_pylist()).astype(exported.dtype)
     np.testing.assert_array_equal(written, exported)
     assert table.schema.field("embedding").type.value_type.to_pandas_dtype() == exported.dtype

@@ -14,7 +14,7 @@ from tests.commands import run
 from tests.database import ask
 from vectormill.client import Client
 from vectormill.domain.errors import JobNotFound
-from vectormill.jobs.export import VectorBlock, read_vectors
+from vectormill.jobs.export import ResultBlock, read_results
 from vectormill.jobs.jobs import delete_job
 from vectormill.problems import ApiUnreachable
 
@@ -33,13 +33,13 @@ def job_id(client: httpx.Client, engine: Engine) -> UUID:
 def losing_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every export's job is removed when its first block has been read."""
 
-    def read_and_lose(engine: Engine, job_id: UUID, after: str | None) -> Iterator[VectorBlock]:
-        blocks = read_vectors(engine, job_id, after)
+    def read_and_lose(engine: Engine, job_id: UUID, after: str | None) -> Iterator[ResultBlock]:
+        blocks = read_results(engine, job_id, after)
         yield next(blocks)
         ask(engine, delete_job, job_id)
         yield from blocks
 
-    monkeypatch.setattr(api.routes.results, "read_vectors", read_and_lose)
+    monkeypatch.setattr(api.routes.results, "read_results", read_and_lose)
 
 
 @pytest.mark.parametrize("format", ["ndjson", "parquet", "npy"])
@@ -76,12 +76,12 @@ def test_the_command_says_that_the_export_broke_off_and_leaves_no_file(
 def test_a_job_that_is_removed_before_the_first_block_is_not_found(
     client: httpx.Client, engine: Engine, job_id: UUID, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lose_and_read(engine: Engine, job_id: UUID, after: str | None) -> Iterator[VectorBlock]:
-        blocks = read_vectors(engine, job_id)
+    def lose_and_read(engine: Engine, job_id: UUID, after: str | None) -> Iterator[ResultBlock]:
+        blocks = read_results(engine, job_id)
         ask(engine, delete_job, job_id)
         return blocks
 
-    monkeypatch.setattr(api.routes.results, "read_vectors", lose_and_read)
+    monkeypatch.setattr(api.routes.results, "read_results", lose_and_read)
     assert_problem(client.get(f"/v1/jobs/{job_id}/vectors"), 404, "job-not-found", "0 of 40 items")
 
 
@@ -92,7 +92,7 @@ def test_blocks_that_are_missing_in_the_middle_are_noticed(engine: Engine, job_i
             {"job_id": job_id},
         )
     with pytest.raises(JobNotFound, match="10 of 40 items"):
-        list(read_vectors(engine, job_id))
+        list(read_results(engine, job_id))
 
 
 class CuttingTransport(httpx.BaseTransport):

@@ -17,7 +17,7 @@ from vectormill.collections.items import remove_items
 from vectormill.domain.errors import LeaseLost
 from vectormill.jobs.chunk import decode_payload, empty_items, encode_payload
 from vectormill.jobs.chunks import split_chunk
-from vectormill.jobs.export import read_vectors
+from vectormill.jobs.export import read_results
 from vectormill.jobs.item import Item, ItemFailure
 from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.jobs import draw_seq, retry_job
@@ -155,7 +155,7 @@ def test_a_deleted_item_is_missing_in_the_export_of_its_job(engine: Engine) -> N
     job = write(engine, secret_items())
     delete(engine, "k")
     for _ in range(2):  # before and after
-        (block,) = read_vectors(engine, job.id)
+        (block,) = read_results(engine, job.id)
         assert (block.keys[0], block.present.tolist()) == ("k", [False, True, True, True])
         scrub(engine)
 

@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from api.streams.result_streams import (
-    RESULT_STREAMS,
+    RESULT_FORMATS,
     ResultResponse,
     choose_group_bytes,
     gather_pages,
@@ -20,13 +20,13 @@ from api.streams.result_streams import (
 from api.streams.vector_streams import start_reading
 from tests.jobs import JOB, make_completed_job
 from vectormill.domain.task import VECTOR
-from vectormill.jobs.export import VectorBlock
+from vectormill.jobs.export import ResultBlock
 
 DIMENSIONS = JOB.spec.dimensions
-FORMATS = RESULT_STREAMS[VECTOR].formats
+FORMATS = RESULT_FORMATS[VECTOR]
 
 
-def make_block(start: int, count: int, missing: tuple[int, ...] = ()) -> VectorBlock:
+def make_block(start: int, count: int, missing: tuple[int, ...] = ()) -> ResultBlock:
     vectors = np.arange(start, start + count * DIMENSIONS, dtype=np.float32).reshape(
         count, DIMENSIONS
     ) / np.float32(64)
@@ -34,7 +34,7 @@ def make_block(start: int, count: int, missing: tuple[int, ...] = ()) -> VectorB
     present[list(missing)] = False
     vectors[~present] = np.nan
     vectors.setflags(write=False)  # as they come out of a buffer
-    return VectorBlock(start, [f'k"{start + number}' for number in range(count)], vectors, present)
+    return ResultBlock(start, [f'k"{start + number}' for number in range(count)], vectors, present)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -63,7 +63,7 @@ def test_large_blocks_are_cut_evenly_and_nothing_is_lost_between() -> None:
     assert [len(page.keys) for page in groups] == [170, 171, 171, 100]
     assert [key for page in groups for key in page.keys] == [key for block in blocks for key in block.keys]
     rows = np.concatenate([page.results for page in groups])
-    assert np.array_equal(rows, np.concatenate([block.vectors for block in blocks]))
+    assert np.array_equal(rows, np.concatenate([block.results for block in blocks]))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ class Source:
         self.num_read = 0
         self.is_closed = False
 
-    def __iter__(self) -> Iterator[VectorBlock]:
+    def __iter__(self) -> Iterator[ResultBlock]:
         try:
             while True:
                 self.num_read += 1

@@ -15,9 +15,10 @@ from api.streams import result_streams
 from api.streams.result_columns import describe_first
 from api.streams.vector_streams import PIECE_BYTES, start_reading
 from tests.jobs import make_completed_job
+from vectormill.collections.row_kinds import take_objects
 from vectormill.domain.errors import JobNotFound
 from vectormill.domain.task import EXTRACT, JUDGE, VECTOR
-from vectormill.jobs.export import RecordBlock, VectorBlock
+from vectormill.jobs.export import ResultBlock
 from vectormill.jobs.job import Job
 from vectormill.objects.manifest import make_part_schema
 
@@ -39,7 +40,7 @@ def extracted(num_items: int) -> Job:
 def test_scores_have_their_labels_whatever_these_are_called() -> None:
     numbers = np.random.default_rng(3).random((NUM_ITEMS, len(LABELS)), dtype=np.float32)
     present = np.array([True, True, False, True])
-    block = VectorBlock(0, ["a", "b", "c", "d"], numbers, present)
+    block = ResultBlock(0, ["a", "b", "c", "d"], numbers, present)
     content = b"".join(result_streams.write_ndjson(judged(), start_reading(iter([block]))))
     rows = [json.loads(line) for line in content.splitlines()]
     whole = b"".join(result_streams.write_parquet(judged(), start_reading(iter([block]))))
@@ -52,10 +53,15 @@ def test_scores_have_their_labels_whatever_these_are_called() -> None:
         assert row["label"] == written["label"] == LABELS[int(expected.argmax())]
 
 
-def blocks_of(record: bytes) -> Iterator[RecordBlock]:
+def record_block(first_item: int, keys: list[str], records: list[bytes | None]) -> ResultBlock:
+    present = np.array([record is not None for record in records])
+    return ResultBlock(first_item, keys, take_objects(records), present)
+
+
+def blocks_of(record: bytes) -> Iterator[ResultBlock]:
     for chunk in range(NUM_CHUNKS):
         keys = [f"{chunk}/{item}" for item in range(NUM_ITEMS)]
-        yield RecordBlock(chunk * NUM_ITEMS, keys, [record, None, b"[]", record])
+        yield record_block(chunk * NUM_ITEMS, keys, [record, None, b"[]", record])
 
 
 def test_records_of_many_small_chunks_share_a_row_group() -> None:
@@ -72,7 +78,7 @@ def test_records_of_many_small_chunks_share_a_row_group() -> None:
 
 @pytest.mark.parametrize("write", [result_streams.write_ndjson, result_streams.write_parquet])
 def test_a_job_without_any_record_is_an_empty_file(write: Callable[..., Iterator[bytes]]) -> None:
-    block = RecordBlock(0, ["a", "b"], [None, None])
+    block = record_block(0, ["a", "b"], [None, None])
     content = b"".join(write(extracted(2), start_reading(iter([block]))))
     if write is result_streams.write_parquet:
         assert pq.read_table(io.BytesIO(content)).num_rows == 0
@@ -83,7 +89,7 @@ def test_a_job_without_any_record_is_an_empty_file(write: Callable[..., Iterator
 def test_records_of_megabytes_are_sent_piece_by_piece() -> None:
     """Joined, a chunk of them would be in memory a second and a third time."""
     record = b'["' + b"x" * PIECE_BYTES + b'"]'
-    block = RecordBlock(0, [str(number) for number in range(9)], [record] * 9)
+    block = record_block(0, [str(number) for number in range(9)], [record] * 9)
     pieces = list(result_streams.write_ndjson(extracted(9), start_reading(iter([block]))))
     assert max(map(len, pieces)) < 2 * PIECE_BYTES + 100
     assert [json.loads(line)["key"] for line in b"".join(pieces).splitlines()] == block.keys
@@ -98,8 +104,8 @@ def test_records_of_megabytes_are_sent_piece_by_piece() -> None:
 def test_records_of_a_job_that_is_removed_meanwhile_are_no_whole_file(
     write: Callable[..., Iterator[bytes]],
 ) -> None:
-    def broken() -> Iterator[RecordBlock]:
-        yield RecordBlock(0, ["a"], [b"[]"])
+    def broken() -> Iterator[ResultBlock]:
+        yield record_block(0, ["a"], [b"[]"])
         raise JobNotFound
 
     pieces: list[bytes] = []
@@ -131,10 +137,10 @@ def test_every_format_and_an_item_spell_a_vector_alike(data: st.DataObject, name
     job = make_completed_job(len(rows))
     width = 64 if name == "binary" else 8
     job = replace(job, spec=replace(job.spec, vector_type=name, dimensions=width))
-    block = VectorBlock(0, [f"k{place}" for place in range(len(rows))], rows, np.ones(len(rows), np.bool_))
+    block = ResultBlock(0, [f"k{place}" for place in range(len(rows))], rows, np.ones(len(rows), np.bool_))
     written = {
         format: b"".join(each.write(job, start_reading(iter([block]))))
-        for format, each in result_streams.RESULT_STREAMS[VECTOR].formats.items()
+        for format, each in result_streams.RESULT_FORMATS[VECTOR].items()
     }
     lines = [json.loads(line) for line in written["ndjson"].splitlines()]
     items = [describe_first(rows[place : place + 1], job.spec) for place in range(len(rows))]

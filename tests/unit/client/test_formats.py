@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from api.streams.result_streams import RESULT_STREAMS
+from api.streams.result_streams import RESULT_FORMATS
 from api.streams.row_streams import ROW_FORMATS
 from vectormill.domain.task import VECTOR
 from vectormill.files import texts
@@ -24,7 +24,7 @@ def test_what_type_checkers_see_are_the_formats_of_the_table() -> None:
 
 
 def test_every_format_is_written_by_the_api() -> None:
-    assert {name: row.output for name, row in RESULT_STREAMS[VECTOR].formats.items()} == OUTPUT_FORMATS
+    assert {name: row.output for name, row in RESULT_FORMATS[VECTOR].items()} == OUTPUT_FORMATS
     assert set(ROW_FORMATS) == set(get_args(RowsName))
 
 
