@@ -1050,11 +1050,8 @@ MUTANTS: Final = (
     Mutant(
         "objects that are read once more add their chunks to those of the first reading",
         "vectormill/objects/submission.py",
-        """    try:
-        _delete_chunks(held)
-""",
-        """    try:
-""",
+        "begin = 0 if last is None else _count_passed(cut.reference, last)",
+        "begin = 0",
     ),
     Mutant(
         "a job whose objects wait for an indexer is removed as a silent upload",

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 from uuid import UUID, uuid4
@@ -19,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import check_collection, check_spec_fits, open_collection
-from vectormill.collections.generations import find_written
+from vectormill.collections.generations import find_written as find_written_generation
 from vectormill.db.idempotency import bare_idempotency_key
 from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import (
@@ -136,6 +137,33 @@ QUEUE_JOB = text("""
 ACCEPT_JOB = text("UPDATE vectormill.jobs SET content_hash = :content_hash WHERE id = :id")
 
 
+FIND_WRITTEN = text("""
+    SELECT last.seq + 1 AS num_chunks, last.first_item + last.num_items AS num_items, payload.items,
+           (SELECT sum(estimated_tokens) FROM vectormill.chunks WHERE job_id = :job_id)::bigint AS num_tokens
+      FROM vectormill.chunks AS last JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = last.id
+     WHERE last.job_id = :job_id
+     ORDER BY last.seq DESC LIMIT 1
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What has been written of a job by reference; `last` is its last chunk."""
+
+    num_chunks: int
+    num_items: int
+    num_tokens: int
+    last: ItemReference
+
+
+def find_written(connection: Connection, job_id: UUID) -> Written | None:
+    """Return what an earlier writer has written of a job by reference; None if it has no chunk."""
+    row = connection.execute(FIND_WRITTEN, {"job_id": job_id}).one_or_none()
+    if row is None:
+        return None
+    return Written(row.num_chunks, row.num_items, row.num_tokens, decode_reference(row.items))
+
+
 class JobWriter:
     """A writer of one job, used as a context manager.
 
@@ -202,7 +230,9 @@ class JobWriter:
     def __enter__(self) -> Self:
         with self._engine.begin() as connection:
             if self._new_job.generation_id is not None:
-                check_spec_fits(find_written(connection, self._new_job.generation_id), self._new_job.spec)
+                check_spec_fits(
+                    find_written_generation(connection, self._new_job.generation_id), self._new_job.spec
+                )
             elif self._new_job.collection is not None:
                 check_collection(
                     connection, self._new_job.collection, self._new_job.spec, self._settings.max_collections
@@ -238,6 +268,12 @@ class JobWriter:
     def num_items(self) -> int:
         """Return the number of items that were added."""
         return self._num_items
+
+    def go_on(self, written: Written) -> None:
+        """Write the next chunk behind those that an earlier writer of the job has written."""
+        self._num_items, self._num_chunks = written.num_items, written.num_chunks
+        self._num_tokens = written.num_tokens
+        self._chunk_tokens = choose_chunk_tokens(self._num_tokens)
 
     def add_content(self, content: bytes) -> None:
         """Make `content` part of what a repeated request must have in common with the first one."""
@@ -400,7 +436,9 @@ class JobWriter:
         return self._commit(self._queue_job, alongside)
 
     def hand_over(self, wanted: InputBody, alongside: Alongside) -> Job:
-        """Leave the objects to an indexer, which reads them from the beginning, and return the job, `uploading`.
+        """Leave the objects to an indexer, which reads on behind the chunks that are written, and return the job.
+
+        It is `uploading`.
 
         `alongside` is as for `finish`. Raise SubmissionInProgress, IdempotencyMismatch or UploadRemoved.
         """
@@ -462,7 +500,7 @@ class JobWriter:
         """
         job = self._new_job
         if job.generation_id is not None:
-            generation = find_written(connection, job.generation_id)
+            generation = find_written_generation(connection, job.generation_id)
             check_spec_fits(generation, job.spec)
             return generation
         return open_collection(connection, job.collection, job.spec) if job.collection is not None else None

@@ -41,7 +41,12 @@ CLAIM_INPUT: Final = INPUT.compose_claim(
     """,
     returning="input.request, input.collection, input.error",
 )
-KEEP_INPUT: Final = INPUT.compose_keeping("num_items = :num_items", "num_compared = :num_compared")
+# Only attempts since the last chunk was written count: a reading that goes on is not given up.
+KEEP_INPUT: Final = INPUT.compose_keeping(
+    "num_items = :num_items",
+    "num_compared = :num_compared",
+    "attempt = CASE WHEN :num_items > num_items THEN 1 ELSE attempt END",
+)
 FINISH_INPUT: Final = INPUT.compose_release(
     f"state = '{READ}', error = NULL, num_items = :num_items, num_compared = :num_compared"
 )

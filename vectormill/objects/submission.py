@@ -3,6 +3,7 @@
 A request does so itself if it takes only a moment; otherwise an indexer does, under a lease.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -27,12 +28,20 @@ from vectormill.jobs.chunk import TokenEstimate
 from vectormill.jobs.deletion import delete_chunks
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.jobs import find_job
-from vectormill.jobs.submission import JobWriter
+from vectormill.jobs.submission import JobWriter, find_written
 from vectormill.objects.bodies import InputBody
 from vectormill.objects.cutting import ChunkLimits, Cut, choose_format, cut_object
 from vectormill.objects.input import FAIL_INPUT, FINISH_INPUT, KEEP_INPUT, HeldInput
 from vectormill.objects.output import leave_folder
-from vectormill.objects.store import StoredObject, find_objects, matches, normalize, refuse_outside
+from vectormill.objects.reference import ItemReference
+from vectormill.objects.store import (
+    StoredObject,
+    describe_object,
+    find_objects,
+    matches,
+    normalize,
+    refuse_outside,
+)
 from vectormill.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,6 +50,10 @@ if TYPE_CHECKING:
 # With these errors the objects cannot become a job; after any other error they are read again.
 REFUSALS: Final = (InvalidSubmission, Conflict, NotFound, LimitReached)
 CHUNKS_AT_ONCE: Final = 1000
+# The pause before objects are read on whose store did not answer.
+STORAGE_SECONDS: Final = 15.0
+
+logger = logging.getLogger(__name__)
 
 
 def find_inputs(
@@ -75,10 +88,11 @@ def add_objects(
     settings: Settings,
     take_items: Callable[[int], object] = lambda count: None,
     found: Iterable[StoredObject] | None = None,
+    last: ItemReference | None = None,
 ) -> None:
     """Add the rows of all objects, or of those `found`, to a job; `take_items` is called with the items of each chunk.
 
-    Nothing is read if an earlier request has made the job.
+    Nothing is read if an earlier request has made the job. With `last` the rows up to that chunk are passed over.
 
     Raise InvalidOption, InvalidItem, StorageUnavailable, ObjectChanged if an object changes meanwhile, and DiskFull
     if there is no room to compare keys.
@@ -92,13 +106,20 @@ def add_objects(
     limits = ChunkLimits(settings.chunk_max_items, settings.chunk_max_bytes, settings.max_line_bytes)
     for each in find_inputs(wanted, settings, writer.keep) if found is None else found:
         writer.keep()
+        if last is not None and each.url != last.url:
+            continue
         format = choose_format(each, wanted.format)
         for cut in cut_object(each, format, columns, estimate, limits):
-            for start, stop in _divide(cut, writer, limits):
+            writer.keep()
+            begin = 0 if last is None else _count_passed(cut.reference, last)
+            for start, stop in _divide(cut, writer, limits, begin):
                 take_items(stop - start)
                 writer.add_reference(
                     cut.reference.take(start, stop), round((stop - start) * cut.tokens_per_row)
                 )
+        last = None
+    if last is not None:
+        raise ObjectChanged(f"{last.url}, of which the job has rows, is not found by its URLs any more.")
     if wanted.unique:
         writer.compare_keys()
 
@@ -115,9 +136,19 @@ def refuse_unfit_columns(wanted: InputBody, spec: EncodingSpec) -> None:
         raise InvalidOption(f"The task {spec.task!r} {needs} text_pair: the column with the second text.")
 
 
-def _divide(cut: Cut, writer: "JobWriter | JobTrial", limits: ChunkLimits) -> Iterator[tuple[int, int]]:
-    """Yield the rows of each chunk as (start, stop); the chunks of a job grow while it is written."""
-    start, num_rows = 0, cut.reference.num_rows
+def _count_passed(reference: ItemReference, last: ItemReference) -> int:
+    """Return how many rows of a reference come before the end of another one to the same object."""
+    begin, end = (each.first_row + each.skip for each in (reference, last))
+    if reference.row_group == last.row_group:
+        return min(max(end + last.num_rows - begin, 0), reference.num_rows)
+    return reference.num_rows if reference.row_group < last.row_group else 0
+
+
+def _divide(
+    cut: Cut, writer: "JobWriter | JobTrial", limits: ChunkLimits, start: int
+) -> Iterator[tuple[int, int]]:
+    """Yield the rows of each chunk from `start` on as (start, stop); the chunks of a job grow while it is written."""
+    num_rows = cut.reference.num_rows
     while start < num_rows:
         most = min(
             writer.next_chunk_tokens / max(cut.tokens_per_row, 1),
@@ -138,16 +169,21 @@ GIVE_OUTPUT_BACK = text("DELETE FROM vectormill.job_outputs WHERE id = :job_id R
 
 
 def read_input(held: HeldInput) -> None:
-    """Read the objects of a claimed input from the beginning, and queue the job, or fail it with the reason.
+    """Read the objects of a claimed input on from where the last indexer stopped, and queue the job, or fail it.
 
-    Raise LeaseLost, Stopping and StorageUnavailable.
+    While the store does not answer, the input waits, without counting attempts. Raise LeaseLost and Stopping.
     """
     reason = f"The last error: {held.error}" if held.error else ""
     try:
-        _delete_chunks(held)
         if held.lease.attempt > held.settings.max_attempts:
             raise InvalidSubmission(f"{held.lease.describe_attempts()} {reason}".strip())
         _queue_job(held)
+    except StorageUnavailable as error:
+        logger.warning("The input of job %s waits for object storage: %s", held.lease.key, error)
+        with held.engine.begin() as connection:
+            held.lease.hand_back(
+                connection, pause_seconds=STORAGE_SECONDS, error=f"StorageUnavailable: {error}"
+            )
     except REFUSALS as error:
         _delete_chunks(held)
         with held.engine.begin() as connection:
@@ -168,10 +204,20 @@ def _delete_chunks(held: HeldInput) -> None:
             num_deleted = delete_chunks(connection, held.lease.key, CHUNKS_AT_ONCE)
 
 
+def _is_unchanged(reference: ItemReference) -> bool:
+    try:
+        return describe_object(reference.url).tag == reference.tag
+    except ObjectChanged:
+        return False
+
+
 def _queue_job(held: HeldInput) -> None:
     lease, settings = held.lease, held.settings
     with held.engine.connect() as connection:
-        spec = find_job(connection, lease.key).spec
+        spec, written = find_job(connection, lease.key).spec, find_written(connection, lease.key)
+    if written is not None and not _is_unchanged(written.last):
+        _delete_chunks(held)
+        written = None
 
     def count() -> dict[str, int]:
         return {"num_items": writer.num_items, "num_compared": writer.num_compared}
@@ -201,5 +247,9 @@ def _queue_job(held: HeldInput) -> None:
         keep=held.keep,
     )
     with writer:
-        add_objects(writer, held.wanted, spec, settings, take_items)
+        if written is not None:
+            writer.go_on(written)
+        add_objects(
+            writer, held.wanted, spec, settings, take_items, last=None if written is None else written.last
+        )
         writer.finish(lambda connection, _: finish(connection))

@@ -40,6 +40,7 @@ from vectormill.objects.bodies import InputBody
 from vectormill.objects.input import HeldInput, claim_input
 from vectormill.objects.submission import read_input
 from vectormill.settings import Settings
+from vectormill.work.loop import handing_back
 from vectormill.workers.workers import beat_indexer
 
 
@@ -243,7 +244,7 @@ def test_a_store_that_is_away_is_asked_again_and_the_job_says_so(
     answer = client.post("/v1/jobs", json={"input": {"urls": ["s3://bucket/in.jsonl"]}, "options": SMALL})
     job_id = answer.json()["id"]
     ask(engine, beat_indexer)
-    for _ in range(Settings().max_attempts - 1):
+    for _ in range(Settings().max_attempts + 2):
         assert read_inputs(engine) == 1
         job = client.get(f"/v1/jobs/{job_id}").json()
         assert job["state"] == "uploading"
@@ -255,6 +256,61 @@ def test_a_store_that_is_away_is_asked_again_and_the_job_says_so(
     assert read_inputs(engine) == 1
     job = client.get(f"/v1/jobs/{job_id}").json()
     assert (job["state"], job["num_items"], job["input"]["error"]) == ("queued", 1, None)
+
+
+def test_a_reading_that_is_interrupted_anywhere_goes_on_with_the_next_chunk(
+    engine: Engine, client: httpx.Client, tmp_path: Path, bucket: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "_REFERENCES_PER_PART", 1)
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet", row_group_size=4)
+    bucket.put("bucket/a.parquet", (tmp_path / "a.parquet").read_bytes())
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    for name in ("b", "c"):
+        bucket.put(f"bucket/{name}.jsonl", lines.encode())
+    settings = Settings(chunk_max_items=3)
+    payloads = text("""
+        SELECT chunks.id, chunks.seq, first_item, num_items, estimated_tokens, items
+          FROM vectormill.chunks JOIN vectormill.chunk_payloads ON chunk_id = chunks.id
+         WHERE job_id = :job_id ORDER BY seq
+    """)
+
+    def read(steps: float) -> list[Any]:
+        """Submit the objects, read them with interruptions after so many steps, and return the chunks."""
+        wanted = {"urls": ["s3://bucket/*"], "text": "body", "key": "id"}
+        job_id = client.post("/v1/jobs", json={"input": wanted, "options": SMALL}).json()["id"]
+        chunks: list[Any] = []
+        while find(engine, job_id).state == "uploading":
+            make_due(engine)
+            taken = count()
+            stopping: Callable[[], bool] = lambda: next(taken) >= steps  # noqa: B023, E731
+            with engine.begin() as connection:
+                claimed = claim_input(connection, "test", 30)
+            assert claimed is not None
+            held = HeldInput(
+                engine=engine, lease=claimed[0], is_stopping=stopping, wanted=claimed[1],
+                collection=None, error=None, settings=settings,
+            )  # fmt: skip
+            bucket.requests.clear()
+            with handing_back(engine, claimed[0]):
+                read_input(held)
+            if len(chunks) > 3:
+                assert ("GET", "bucket/a.parquet") not in bucket.requests, "its rows are written"
+            found = list(execute(engine, payloads, job_id=job_id))
+            assert found[: len(chunks)] == chunks, "what was written stays"
+            chunks = found
+            steps += 1  # so that it ends
+        assert find(engine, job_id).num_items == 18
+        return [tuple(row)[1:] for row in chunks]
+
+    undisturbed = read(1e9)
+    for steps in range(1, 12):
+        assert read(steps) == undisturbed
+    job_id = client.post(
+        "/v1/jobs", json={"input": {"urls": ["s3://bucket/*"], "text": "body"}, "options": SMALL}
+    ).json()["id"]
+    execute(engine, "UPDATE vectormill.job_inputs SET attempt = 99 WHERE state = 'waiting'")
+    assert read_inputs(engine) == 1
+    assert find(engine, job_id).state == "failed"
 
 
 def test_a_list_that_takes_long_is_left_to_an_indexer_which_keeps_its_lease_meanwhile(
