@@ -130,7 +130,7 @@ class Puts:
         keys: set[str] = set()
         num_bytes = 0
         for item in items[: self._settings.chunk_max_items]:
-            num_bytes += len(item.text) + len(item.metadata)
+            num_bytes += item.num_bytes
             if item.key in keys or (keys and num_bytes > self._settings.chunk_max_bytes):
                 break
             keys.add(item.key)

@@ -75,6 +75,11 @@ class Item:
     metadata: bytes = b""
     place: int | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """Return the size of all that is held of the item, which limits of bytes are about."""
+        return len(self.key.encode()) + len(self.text) + len(self.metadata)
+
     def content_hash(self) -> bytes:
         """Return a 16-byte hash of the text."""
         return blake2b(self.text, digest_size=16).digest()

@@ -180,7 +180,11 @@ def _encode(held: HeldOutput, group: Sequence[OutputPart]) -> memoryview:
         if writer is None:
             writer = open_writer(sink, table.schema)
         waiting.append(table)
-        if sum(each.num_rows for each in waiting) >= ROWS_PER_GROUP:
+        # A part is small on disk whose rows are alike.
+        if (
+            sum(each.num_rows for each in waiting) >= ROWS_PER_GROUP
+            or sum(each.nbytes for each in waiting) >= PART_BYTES
+        ):
             writer.write_table(pa.concat_tables(waiting).combine_chunks())
             waiting.clear()
     assert writer is not None, "a group has parts"

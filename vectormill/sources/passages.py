@@ -41,7 +41,7 @@ class PassageReader(Reader):
             for document, cuts in zip(documents, self._cut_all(documents, plain, markdown), strict=True):
                 for passage in name_passages(document, cuts):
                     passages.append(passage)
-                    num_bytes += len(passage.text)
+                    num_bytes += passage.num_bytes
                     if len(passages) >= MOST_ROWS or num_bytes >= MOST_BYTES:
                         yield passages
                         passages, num_bytes = [], 0

@@ -158,7 +158,7 @@ class PushWriter:
         sizes = len(key), len(item.text), len(item.metadata)
         self._hash.update(b"%d,%d,%d;%b%b%b" % (*sizes, key, item.text, item.metadata))
         self._items.append(item)
-        self._item_bytes += len(item.text) + len(item.metadata)
+        self._item_bytes += sum(sizes)
         self.num_items += 1
         if (
             len(self._items) >= PART_ITEMS

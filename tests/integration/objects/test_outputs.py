@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine, text
 
@@ -384,3 +385,18 @@ def test_batches_of_an_output_come_one_row_group_at_a_time(engine: Engine, tmp_p
     batches = list(read_batches(str(tmp_path / "out"), columns=["key"]))
     assert [batch.num_rows for batch in batches] == [4, 4, 2]
     assert batches[0].schema.names == ["key"]
+
+
+def test_a_row_group_of_joined_parts_is_bounded_by_what_its_rows_take_in_memory(
+    engine: Engine, tmp_path: Path
+) -> None:
+    metadata = json.dumps({"page": "a" * 50_000}).encode()
+    items = [replace(item, metadata=metadata) for item in make_items(8)]
+    job = submit(engine, items, output_url=f"file://{tmp_path}/out", chunk_max_items=1)
+    with encoding_chunks(engine) as encoder:
+        run_to_end(engine, encoder, job)
+    keep_outputs(engine, part_bytes=100_000)
+    (part,) = read_manifest(f"{tmp_path}/out").parts  # zstd makes a thousandth of the rows
+    groups = pq.ParquetFile(tmp_path / "out" / part.name).metadata
+    assert [groups.row_group(number).num_rows for number in range(groups.num_row_groups)] == [2, 2, 2, 2]
+    assert_vectors(f"{tmp_path}/out", items)

@@ -19,7 +19,7 @@ from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
 from vectormill.sources.passages import load_tokenizer, make_cuts, name_passages
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import TREE, Source, Split
+from vectormill.sources.source import FILES, TREE, Source, Split
 
 ENGINE = create_engine("sqlite://")
 PLACE = SourcePlace(
@@ -73,6 +73,18 @@ def test_a_passage_stands_in_its_document_where_it_says(tmp_path: Path, split: d
     assert numbers["a.md"] > 3
     assert numbers["b.txt"] > 3
     assert (numbers["c.txt"], numbers["d/e.txt"]) == (1, 1)
+
+
+def test_a_batch_of_passages_is_bounded_by_their_metadata_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vectormill.sources.passages.MOST_BYTES", 100_000)
+    (tmp_path / "in.jsonl").write_text(json.dumps({"id": "a", "body": write(60), "page": "a" * 40_000}))
+    columns = {"key": "id", "text": "body", "metadata": ["page"]}
+    source = Source(FILES, {"files": [str(tmp_path / "in.jsonl")], **columns}, {"by": "paragraphs"})
+    batches = list(open_source(source, PLACE).read())
+    assert sum(map(len, batches)) > 9
+    assert max(map(len, batches)) <= 3
 
 
 def test_passages_of_so_many_tokens_have_no_more_by_the_models_own_count_and_all_words() -> None:
