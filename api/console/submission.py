@@ -18,13 +18,14 @@ from api.intake.file_uploads import receive_form
 from api.intake.submissions import submit_lines
 from vectormill.collections.descriptions import list_collection_rows
 from vectormill.domain.encoding import DEFAULT_MODEL
-from vectormill.domain.errors import DiskFull, InvalidItem
+from vectormill.domain.errors import DiskFull, InvalidItem, InvalidSubmission
 from vectormill.domain.task import JUDGE
-from vectormill.files.formats import describe_inputs
+from vectormill.files.formats import PACKED, describe_inputs
 from vectormill.files.ndjson import encode_parts
-from vectormill.files.texts import FORMAT_OF_SUFFIX, Fields, TextTree, read_texts
 from vectormill.jobs.bodies import JobBody, SubmissionQuery
 from vectormill.jobs.job import FILE
+from vectormill.rows.columns import Columns
+from vectormill.rows.inputs import FORMAT_OF_SUFFIX, RowReading, TextTree, find_format, read_texts
 
 router = APIRouter(include_in_schema=False)
 
@@ -32,7 +33,6 @@ SUBMIT: Final = "/console/submit"
 MOST_COLLECTIONS: Final = 1000
 # A file of one text; its key is the name of the file.
 ONE_TEXT: Final = (".txt", ".md")
-SUFFIXES: Final = (*FORMAT_OF_SUFFIX, *ONE_TEXT)
 FORMATS: Final = f"{describe_inputs()}, or {' or '.join(ONE_TEXT)} for one text"
 ADVICE: Final = "Name others as column of the texts, of the keys or of the second texts."
 # The longest name of a temporary file, in characters of up to four bytes.
@@ -55,7 +55,7 @@ def get_form(request: Request, resources: ResourcesDependency, console: ConsoleD
         default=DEFAULT_MODEL,
         collections=collections,
         formats=FORMATS,
-        suffixes=",".join((*SUFFIXES, ".gz")),
+        suffixes=",".join((*FORMAT_OF_SUFFIX, *ONE_TEXT, *PACKED)),
     )
 
 
@@ -87,9 +87,8 @@ def submit_upload(file: BinaryIO, name: str, fields: Mapping[str, str], resource
     path = Path(file.name)
     path = path.rename(path.with_name(name[-MOST_NAME_CHARS:] if name.strip(".") else UPLOAD))
     given = {field: value for field, value in fields.items() if value}
-    lower = path.name.lower()
-    kind = Path(lower.removesuffix(".gz")).suffix
-    if kind not in (FORMAT_OF_SUFFIX if lower.endswith(".gz") else SUFFIXES):
+    is_text = path.suffix.lower() in ONE_TEXT
+    if not is_text and find_format(path.name) is None:
         raise InvalidItem(f"{path.name} has no format that is read here; it must end in {FORMATS}.")
     max_line_bytes = resources.settings.max_line_bytes
     query = SubmissionQuery(
@@ -98,18 +97,12 @@ def submit_upload(file: BinaryIO, name: str, fields: Mapping[str, str], resource
         task=JUDGE if "pair" in given else None,
         metadata=msgspec.json.encode({FILE: path.name}).decode(),
     )
-    columns = Fields(
-        given.get("key"),
-        given.get("text", "text"),
-        given.get("pair"),
-        advice=ADVICE,
-        max_line_bytes=max_line_bytes,
-    )
-    is_text = kind in ONE_TEXT
+    columns = Columns(given.get("text", "text"), given.get("key"), given.get("pair"))
+    reading = RowReading(columns, advice=ADVICE, max_line_bytes=max_line_bytes)
     texts = (
-        [TextTree(path.parent).read(path, max_line_bytes + 1)] if is_text else read_texts(str(path), columns)
+        [TextTree(path.parent).read(path, max_line_bytes + 1)] if is_text else read_texts(str(path), reading)
     )
     try:
         return cast(JobBody, submit_lines(encode_parts(texts), query, resources))
-    except InvalidItem as error:  # it names the file with its temporary folder
-        raise InvalidItem(str(error).replace(f"{path.parent}/", "")) from error
+    except InvalidSubmission as error:  # it names the file with its temporary folder
+        raise type(error)(str(error).replace(f"{path.parent}/", "")) from error

@@ -16,15 +16,13 @@ from api.problems import Place, Problem
 from vectormill.domain.errors import InvalidItem
 from vectormill.domain.task import JUDGE
 from vectormill.jobs.bodies import ItemBody, JobRequest
-from vectormill.jobs.item import Item, Items, has_nul, join_pair
+from vectormill.jobs.item import Item, Items
+from vectormill.rows import values
+from vectormill.rows.values import are_sound_keys, encode_texts, find_key_fault, join_pairs
 
 SURROGATE_ESCAPE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 # The exceptions that decoding a document may raise.
 DECODING_ERRORS: Final = (msgspec.DecodeError, ValueError, RecursionError)
-
-# The library that encodes responses supports a depth of 255: a job with deeper metadata would break every page of jobs
-# that lists it.
-MAX_METADATA_DEPTH: Final = 100
 
 T = TypeVar("T")
 
@@ -106,53 +104,30 @@ def make_item(body: ItemBody, max_key_bytes: int, *, reads_pairs: bool = False) 
     """Return the Item of a decoded body. Raise UnreadableItem for a key or metadata that Postgres cannot store, and for
     a second text if the task takes no pairs.
     """
-    key = check_key(body.key, max_key_bytes)
-    metadata = b"" if body.metadata is None else encode_metadata(body.metadata)
-    return Item(key, _encode_text(body, reads_pairs=reads_pairs), metadata)
+    return make_items([body], max_key_bytes, reads_pairs=reads_pairs)[0]
 
 
 def make_items(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pairs: bool = False) -> Items:
     """Make the Items of decoded bodies at once. Raise UnreadableItem for any bad item, not always for the first."""
     keys = [body.key for body in bodies]
-    try:
-        lengths = list(map(len, map(str.encode, keys)))
-    except UnicodeEncodeError:
-        lengths = [0]
-    if lengths and (min(lengths) == 0 or max(lengths) > max_key_bytes or "\0" in "".join(keys)):
+    if not are_sound_keys(keys, max_key_bytes):
         for key in keys:
             check_key(key, max_key_bytes)
     metadata = [b"" if body.metadata is None else encode_metadata(body.metadata) for body in bodies]
-    if reads_pairs or any(body.text_pair is not None for body in bodies):
-        texts = [_encode_text(body, reads_pairs=reads_pairs) for body in bodies]
-    else:
-        texts = [body.text.encode("utf-8", "surrogatepass") for body in bodies]
-    return Items(keys, texts, metadata)
-
-
-def _encode_text(body: ItemBody, *, reads_pairs: bool) -> bytes:
-    text = body.text.encode("utf-8", "surrogatepass")
-    if body.text_pair is None:
-        return text
-    if not reads_pairs:
+    texts = encode_texts([body.text for body in bodies])
+    pairs = [body.text_pair for body in bodies]
+    if not reads_pairs and any(pair is not None for pair in pairs):
         raise UnreadableItem(
             "text_pair", f"text_pair is only for items of the task {JUDGE}, and not for passages"
         )
-    return join_pair(text, body.text_pair.encode("utf-8", "surrogatepass"))
+    return Items(keys, join_pairs(texts, pairs) if reads_pairs else texts, metadata)
 
 
 def check_key(key: str, max_key_bytes: int) -> str:
     """Return the key unchanged. Raise UnreadableItem if Postgres cannot store it."""
-    try:
-        num_key_bytes = len(key.encode())
-    except UnicodeEncodeError:
-        raise UnreadableItem("key", "the key contains half of a UTF-16 surrogate pair") from None
-    if not 0 < num_key_bytes <= max_key_bytes:
-        reason = (
-            f"the key has {num_key_bytes} bytes; the limit is {max_key_bytes}" if key else "the key is empty"
-        )
+    reason = find_key_fault(key, max_key_bytes)
+    if reason is not None:
         raise UnreadableItem("key", reason)
-    if "\0" in key:
-        raise UnreadableItem("key", "the key contains a NUL character (U+0000)")
     return key
 
 
@@ -162,29 +137,6 @@ def encode_metadata(metadata: dict[str, Any]) -> bytes:
     The client's own JSON is not used, since it may have numbers that Postgres' `numeric` cannot hold.
     """
     try:
-        encoded = msgspec.json.encode(metadata)
-    except UnicodeEncodeError:
-        raise UnreadableItem("metadata", "the metadata contains half of a UTF-16 surrogate pair") from None
-    except RecursionError:
-        raise _too_deep() from None
-    # Opening brackets are counted first, which is cheap: the depth cannot exceed their number, and they are mostly few.
-    if len(encoded) > 2 * MAX_METADATA_DEPTH:
-        num_brackets = encoded.count(b"{") + encoded.count(b"[")
-        if num_brackets > MAX_METADATA_DEPTH and measure_depth(metadata) > MAX_METADATA_DEPTH:
-            raise _too_deep()
-    if has_nul(encoded):
-        raise UnreadableItem("metadata", "the metadata contains a NUL character (U+0000)")
-    return encoded
-
-
-def _too_deep() -> UnreadableItem:
-    return UnreadableItem("metadata", f"the metadata is nested more than {MAX_METADATA_DEPTH} levels deep")
-
-
-def measure_depth(value: Any) -> int:
-    """Return the depth of nesting of objects and arrays, without recursion, which Python limits."""
-    depth, layer = 0, [value]
-    while layer := [inner for inner in layer if isinstance(inner, dict | list)]:
-        depth += 1
-        layer = [part for inner in layer for part in (inner.values() if isinstance(inner, dict) else inner)]
-    return depth
+        return values.encode_metadata(metadata)
+    except ValueError as error:
+        raise UnreadableItem("metadata", f"the metadata {error}") from None

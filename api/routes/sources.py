@@ -41,7 +41,7 @@ from vectormill.sources.bodies import (
 from vectormill.sources.following import find_following, follow_table, unfollow_table
 from vectormill.sources.opening import SourceReport, check_source
 from vectormill.sources.pushes import PushWriter
-from vectormill.sources.reader import SourcePlace, encode_metadata
+from vectormill.sources.reader import SourcePlace
 from vectormill.sources.source import (
     Options,
     Source,
@@ -237,12 +237,6 @@ def find_whether_pairs(name: str, resources: Resources) -> bool:
 
 
 def write(writer: PushWriter, items: Sequence[Item], intake: Intake) -> None:
-    """Write pushed rows, with the keys of their metadata sorted, as other sources write them.
-
-    Equal metadata are then equal bytes.
-    """
     intake.take_items(len(items))
     for item in items:
-        if item.metadata:
-            item = Item(item.key, item.text, encode_metadata(item.metadata))
         writer.add(item)

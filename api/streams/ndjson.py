@@ -5,6 +5,7 @@ error can name the line.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from api.intake.requests import (
     DECODING_ERRORS,
@@ -17,10 +18,9 @@ from api.intake.requests import (
 )
 from api.problems import Place, Problem
 from vectormill.domain.errors import InvalidItem, SubmissionTooLarge
-from vectormill.jobs.bodies import ItemBody
 from vectormill.jobs.item import Item, Items
+from vectormill.rows.decoding import WholeLines, decode_objects, list_lines
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NO_ITEMS = Items((), (), ())
 
 
@@ -31,69 +31,34 @@ class ItemReader:
         self._max_line_bytes = max_line_bytes
         self._max_key_bytes = max_key_bytes
         self._reads_pairs = reads_pairs
-        self._unfinished: list[bytes] = []
-        self._unfinished_bytes = 0
-        self._num_lines = 0
+        self._lines = WholeLines("the body", max_line_bytes)
 
     def read(self, block: bytes) -> Items:
         """Return the items of all lines that end in this block, and keep the unfinished last line."""
-        end = block.rfind(b"\n") + 1
-        if not end:
-            self._keep(block)
-            return NO_ITEMS
-        lines = b"".join([*self._unfinished, block[:end]])
-        self._unfinished, self._unfinished_bytes = [], 0
-        self._keep(block[end:])
-        return self._read_lines(lines)
+        try:
+            return self._read_lines(self._lines.take(block))
+        except SubmissionTooLarge as error:
+            raise self._too_long(self._lines.num_read + 1) from error
 
     def finish(self) -> Items:
         """Return the item of the last line if it has no newline. Call it after the last block."""
-        line = b"".join(self._unfinished)
-        return self._read_lines(line + b"\n") if line else NO_ITEMS
-
-    def _keep(self, part: bytes) -> None:
-        if part:
-            self._unfinished.append(part)
-            self._unfinished_bytes += len(part)
-        if self._unfinished_bytes > self._max_line_bytes:
-            raise self._too_long(self._num_lines + 1)
+        return self._read_lines(self._lines.end())
 
     def _read_lines(self, lines: bytes) -> Items:
         """Return the items of these lines, each of which ends with a newline."""
-        if self._num_lines == 0:
-            lines = lines.removeprefix(BYTE_ORDER_MARK)
-        num_lines = lines.count(b"\n")
-        bodies = self._decode_together(lines, num_lines)
-        try:
-            items = (
-                None
-                if bodies is None
-                else make_items(bodies, self._max_key_bytes, reads_pairs=self._reads_pairs)
-            )
-        except UnreadableItem:
-            items = None
-        if items is None:
-            items = Items.of(list(self._read_one_by_one(lines)))
-        self._num_lines += num_lines
-        return items
-
-    def _decode_together(self, lines: bytes, num_lines: int) -> list[ItemBody] | None:
-        """Return a body per line, or None if a line is blank or wrong, or might be too long: then decode one by one."""
-        if len(lines) > self._max_line_bytes or not is_object_per_line(lines, num_lines):
-            return None
-        try:
-            bodies = ITEM_DECODER.decode_lines(lines)
-        except DECODING_ERRORS:
-            return None
-        return bodies if len(bodies) == num_lines else None
+        # Longer lines than the limit are told from others one by one.
+        bodies = decode_objects(lines, ITEM_DECODER) if 0 < len(lines) <= self._max_line_bytes else None
+        if bodies is not None:
+            with suppress(UnreadableItem):
+                return make_items(bodies, self._max_key_bytes, reads_pairs=self._reads_pairs)
+        return Items.of(list(self._read_one_by_one(lines))) if lines else NO_ITEMS
 
     def _read_one_by_one(self, lines: bytes) -> Iterator[Item]:
-        for number, line in enumerate(lines[:-1].split(b"\n"), start=self._num_lines + 1):
+        for number, line in enumerate(list_lines(lines), start=self._lines.num_lines + 1):
             if len(line) > self._max_line_bytes:
                 raise self._too_long(number)
-            if not line or line.isspace():
-                continue
-            yield self._read_line(number, line)
+            if line and not line.isspace():
+                yield self._read_line(number, line)
 
     def _read_line(self, number: int, line: bytes) -> Item:
         try:
@@ -114,13 +79,3 @@ class ItemReader:
         return Problem(
             413, SubmissionTooLarge.code, f"Line {number}: {reason}.", errors=[Place(reason, line=number)]
         )
-
-
-def is_object_per_line(lines: bytes, num_lines: int) -> bool:
-    """Return whether every line starts with { and ends with }.
-
-    msgspec's decode_lines treats newlines as any white space: it accepts two objects on one line, or one on two lines.
-    With this check and as many objects as lines, each line is exactly one object.
-    """
-    num_ends = lines.count(b"}\n") + lines.count(b"}\r\n")
-    return lines.startswith(b"{") and lines.count(b"\n{") == num_lines - 1 and num_ends == num_lines

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 from anyio import CancelScope
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
@@ -18,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.streams.decimal_tables import HALF_SLOT_BYTES, WHOLE_SLOT_BYTES, write_halves, write_wholes
 from vectormill.domain.encoding import FLOAT32
+from vectormill.files.parquet import open_writer
 from vectormill.jobs.export import ResultBlock
 from vectormill.jobs.job import Job
 from vectormill.vectors.decimals import SLOT_BYTES, write_decimals
@@ -119,7 +119,7 @@ def write_groups(
 ) -> Pieces:
     """Yield a Parquet file with a row group for each list of columns; then close `blocks`, their origin."""
     sink = PieceSink()
-    writer = pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, **options)
+    writer = open_writer(pa.PythonFile(sink, mode="w"), schema, **options)
     with closing(blocks), writer:
         for columns in groups:
             writer.write_table(pa.table(columns, schema=schema))

@@ -48,10 +48,12 @@ from vectormill.jobs.job import COMPLETED, NewJob
 from vectormill.jobs.submission import JobWriter
 from vectormill.objects.cutting import ChunkLimits, cut_object
 from vectormill.objects.output import SWEPT
-from vectormill.objects.reference import PARQUET, ItemColumns, ItemReference
+from vectormill.objects.reference import ItemReference
 from vectormill.objects.store import describe_object
 from vectormill.processes.lifetimes import spawn
 from vectormill.processes.logs import open_log
+from vectormill.rows.columns import Columns
+from vectormill.rows.decoding import PARQUET
 from vectormill.settings import Settings, process_environment
 from vectormill.workers.workers import ALIVE_SECONDS
 
@@ -177,7 +179,7 @@ class Site:
         )
         pq.write_table(table, self._folder / "sample.parquet", row_group_size=20 * ITEMS_PER_CHUNK)
         found = describe_object(f"file://{self._folder}/sample.parquet")
-        columns = ItemColumns(key="id")
+        columns = Columns(key="id")
         limits = ChunkLimits(10_000, 1 << 30, 1 << 20)
         new_job = NewJob(SPEC, output_url=f"file://{self._folder}/vectors")
         num_chunks = 0

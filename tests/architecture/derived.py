@@ -388,7 +388,7 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
     ("docs/MODELS.md", fill("refused", make_refused())),
     ("docs/SCORES.md", fill("rerankers", make_rerankers())),
     ("docs/RECORDS.md", fill("gliner", make_conversion())),
-    ("docs/SOURCES.md", fill("formats", describe_inputs(".gz or .zst"))),
+    ("docs/SOURCES.md", fill("formats", describe_inputs())),
     *(
         ("docs/STATES.md", keep_rows({state: [] for state in states}, section=heading))
         for heading, states in (

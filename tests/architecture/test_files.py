@@ -3,7 +3,7 @@
 import ast
 import re
 
-from tests.architecture.sources import PACKAGES, ROOT, find_sources, parse
+from tests.architecture.sources import PACKAGES, ROOT, find_imports_of, find_sources, parse
 
 VAGUE_NAMES = frozenset(
     {"utils", "util", "helpers", "helper", "common", "misc", "base", "shared", "stuff", "manager"}
@@ -22,6 +22,22 @@ STARTERS = {
 def test_every_file_and_folder_says_what_is_in_it() -> None:
     vague = [str(path) for path in find_sources() if VAGUE_NAMES & {path.stem, *path.parent.parts}]
     assert vague == [], "name each after what is in it"
+
+
+def test_each_format_of_rows_is_parsed_in_one_module() -> None:
+    """Two parsers of one grammar agree until a file comes that they read differently."""
+    found: dict[str, set[str]] = {"csv": set(), "pyarrow.parquet": set(), "decode_lines": set()}
+    for path in find_sources("api", "indexer", "scheduler", "vectormill", "worker"):
+        tree = parse(path)
+        for name in find_imports_of(path) & found.keys():
+            found[name].add(str(path))
+        if any(isinstance(node, ast.Attribute) and node.attr == "decode_lines" for node in ast.walk(tree)):
+            found["decode_lines"].add(str(path))
+    assert found == {
+        "csv": {"vectormill/rows/decoding.py"},
+        "pyarrow.parquet": {"vectormill/files/parquet.py"},
+        "decode_lines": {"vectormill/rows/decoding.py"},
+    }
 
 
 def test_alembic_is_no_package_or_it_would_shadow_the_library() -> None:

@@ -4,7 +4,7 @@ A line is `{"custom_id", "method", "url", "body"}`, with the body that the endpo
 database and of models.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -173,41 +173,3 @@ def split_key(key: str) -> tuple[int, int, str]:
     place, _, custom_id = key.partition(":")
     line, _, index = place.partition(".")
     return int(line), int(index), custom_id
-
-
-BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-
-
-def read_lines(pieces: Iterable[bytes], max_line_bytes: int) -> Iterator[tuple[int, bytes | None]]:
-    """Yield the number and the bytes of each non-blank line; the bytes are None for a line that is too long.
-
-    Numbers start at 1 and count blank lines too.
-    """
-    number, rest, is_too_long = 0, bytearray(), False
-    for piece in pieces:
-        start = 0
-        while (end := piece.find(b"\n", start)) >= 0:
-            number += 1
-            if is_too_long or len(rest) + end - start > max_line_bytes:
-                yield number, None
-            else:
-                line = bytes(rest) + piece[start:end] if rest else piece[start:end]
-                yield from _yield_unless_blank(number, line)
-            rest.clear()
-            is_too_long, start = False, end + 1
-        if not is_too_long:
-            rest += piece[start:]
-            if len(rest) > max_line_bytes:
-                is_too_long = True
-                rest.clear()
-    if is_too_long:
-        yield number + 1, None
-    else:
-        yield from _yield_unless_blank(number + 1, bytes(rest))
-
-
-def _yield_unless_blank(number: int, line: bytes) -> Iterator[tuple[int, bytes]]:
-    if number == 1:
-        line = line.removeprefix(BYTE_ORDER_MARK)
-    if line.strip():
-        yield number, line

@@ -25,7 +25,6 @@ from vectormill.batches.request_lines import (
     find_custom_id,
     make_key,
     parse_line,
-    read_lines,
 )
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, ModelError, RequestFileNotFound, UnknownModel
@@ -35,6 +34,7 @@ from vectormill.jobs.item import Items
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.jobs.submission import JobWriter
+from vectormill.rows.decoding import number_lines
 
 REFUSALS_AT_ONCE: Final = 500
 # A failed batch shows at most this many errors, enough to see what is wrong with its file.
@@ -97,7 +97,7 @@ class Validation:
 
     def _read(self) -> Iterator[tuple[int, bytes | None]]:
         pieces = read_file(self._held.engine, self._file)
-        for number, line in read_lines(pieces, self._held.settings.max_line_bytes):
+        for number, line in number_lines(pieces, self._held.settings.max_line_bytes):
             if number % LINES_BETWEEN_LOOKS == 1:  # line numbers start at 1
                 self._held.keep()
             yield number, line

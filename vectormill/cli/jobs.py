@@ -141,10 +141,11 @@ def read_input(
     input: str, key_field: str | None, text_field: str, pair_field: str | None = None, *, strict: bool
 ) -> "Iterable[ItemJson]":
     """Return the items of a file. The first item, or with `strict` every item, is validated now."""
-    from vectormill.files.texts import FAIL_ALONE, REFUSE, Fields, look_at_texts, read_texts
+    from vectormill.rows.columns import Columns
+    from vectormill.rows.inputs import RowReading, look_at_texts, read_texts
 
-    fields = Fields(key_field, text_field, pair_field, REFUSE if strict else FAIL_ALONE)
-    return look_at_texts(read_texts(input, fields), whole=strict)
+    reading = RowReading(Columns(text_field, key_field, pair_field), is_strict=strict)
+    return look_at_texts(read_texts(input, reading), whole=strict)
 
 
 def name_output(out: Path) -> Path:

@@ -35,7 +35,8 @@ def prepare_folder(folder: Path) -> Path:
 def write_texts(folder: Path, items: "list[ItemJson]") -> list[Path]:
     """Write the texts as Parquet files with the columns id, body and line, and return their paths."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
+
+    from vectormill.files.parquet import open_writer
 
     target = folder / TEXTS
     target.mkdir()
@@ -50,7 +51,8 @@ def write_texts(folder: Path, items: "list[ItemJson]") -> list[Path]:
             }
         )
         paths.append(target / f"{start // ROWS_PER_OBJECT:04d}.parquet")
-        pq.write_table(table, paths[-1])
+        with open_writer(paths[-1], table.schema) as writer:
+            writer.write_table(table)
     return paths
 
 

@@ -8,12 +8,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+import msgspec
 
 from vectormill.domain.errors import InvalidItem, InvalidOption
 from vectormill.files.ndjson import ItemJson
-from vectormill.files.texts import KEY_FIELDS, Fields, make_item
+from vectormill.rows.columns import KEY_FIELDS, Columns
+from vectormill.rows.decoding import UNLIMITED, RowBatch
+from vectormill.rows.inputs import to_json
+from vectormill.rows.instants import Kind, spell_duration, spell_instants
+from vectormill.rows.items import Assembler
+from vectormill.rows.values import is_plain
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,138 +30,155 @@ if TYPE_CHECKING:
 
 # Rows converted at a time: while they are, they are in memory twice, in the table and as Python objects.
 SLICE_ROWS: Final = 1024
+# Rows of an iterable that are waited for before the first of them is sent.
+GATHERED_ROWS: Final = 64
 TABLES: Final = "a DataFrame of pandas or polars, a pyarrow.Table or a pyarrow.RecordBatchReader"
 
 ADVICE: Final = "Choose others with text= and key=."
 
-Row = Mapping[str, Any]
+Slice = Mapping[str, Sequence[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """The names of the columns with the key, the text and the second text of a pair.
+def choose_columns(
+    text: str | None,
+    key: str | None,
+    pair: str | None,
+    metadata: Mapping[str, Any] | Sequence[str] | None,
+) -> Columns | None:
+    """Return the named columns; None if no column was named.
 
-    `metadata` names the columns that are kept as metadata of each item; None means that none were named.
+    Raise InvalidOption if `metadata` is a string instead of a list.
     """
-
-    text: str = "text"
-    key: str | None = None
-    pair: str | None = None
-    metadata: tuple[str, ...] | None = None
-
-    @classmethod
-    def choose(
-        cls,
-        text: str | None,
-        key: str | None,
-        pair: str | None,
-        metadata: Mapping[str, Any] | Sequence[str] | None,
-    ) -> "Columns | None":
-        """Return the named columns; None if no column was named.
-
-        Raise InvalidOption if `metadata` is a string instead of a list.
-        """
-        if isinstance(metadata, str):
-            raise InvalidOption(f"metadata must be a list of column names: metadata=[{metadata!r}].")
-        names = None if metadata is None or isinstance(metadata, Mapping) else tuple(metadata)
-        if text is None and key is None and pair is None and names is None:
-            return None
-        return cls(text or "text", key, pair, names)
-
-    def wanted(self, present: Sequence[str]) -> list[str]:
-        """Return those of the present columns that items need; no other is converted to Python objects."""
-        named = {self.text, self.key, self.pair, *(self.metadata or ("metadata",))}
-        own_key = () if self.key else KEY_FIELDS
-        return [name for name in present if name in named or name in own_key]
+    if isinstance(metadata, str):
+        raise InvalidOption(f"metadata must be a list of column names: metadata=[{metadata!r}].")
+    names = None if metadata is None or isinstance(metadata, Mapping) else tuple(metadata)
+    if text is None and key is None and pair is None and names is None:
+        return None
+    return Columns(text or "text", key, pair, names or ())
 
 
 def read_items(source: Iterable[Any], columns: Columns | None) -> Iterable[ItemJson]:
     """Return the items of `source`; they can be iterated again if `source` can.
 
-    Raise InvalidOption if `source` has no rows. A missing column, or a text or key of a wrong type, raises
-    InvalidItem when its row is read.
+    Raise InvalidOption if `source` has no rows. A missing column, or a key of a wrong type, raises InvalidItem when
+    its row is read.
     """
-    read_slices = find_reader(source)
-    if read_slices is not None:
-        items = TableItems(source, columns or Columns(), read_slices)
-        return items if read_slices.can_repeat(source) else iter(items)
+    table = find_table(source)
+    if table is not None:
+        items = TableItems(table, columns or Columns())
+        return items if table.can_repeat else iter(items)
     if isinstance(source, str | bytes | Mapping) or not isinstance(source, Iterable):
         raise InvalidOption(f"Items must be dictionaries or texts, or {TABLES}; got {type(source).__name__}.")
     rows = RowItems(source, columns)
     return iter(rows) if iter(source) is source else rows
 
 
-def find_reader(source: Any) -> "ReadSlices | None":
-    """Return the reader for a table, chosen by the library of its type; None if it is not a table."""
+def find_table(source: Any) -> "Table | None":
+    """Return a table by the library of its type; None if it is not one."""
     libraries = {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
-    return next((reader for library, reader in READERS.items() if library in libraries), None)
+    return next((kind(source) for library, kind in TABLES_OF.items() if library in libraries), None)
 
 
-class ReadSlices(ABC):
-    """Reads the requested columns of a table, a slice of rows at a time."""
+class Table(ABC):
+    """A table of some library. Names of columns are compared as texts."""
 
-    def can_repeat(self, table: Any) -> bool:
-        """Return whether the table can be read a second time with the same rows."""
-        return True
+    # Whether the table can be read a second time with the same rows.
+    can_repeat = True
+    # The column that is the key if none is named so; None if there is none.
+    own_key: str | None = None
 
-    def names(self, table: Any) -> list[str]:
-        return [str(name) for name in table.columns]
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def names(self) -> list[str]:
+        return [str(name) for name in self._table.columns]
 
     @abstractmethod
-    def rows(self, table: Any, columns: Columns) -> Iterator[Row]: ...
+    def slices(self, names: Sequence[str]) -> Iterator[Slice]:
+        """Yield the values of these columns, some rows at a time."""
 
 
-class PandasRows(ReadSlices):
-    """Reads rows of pandas.
+class PandasTable(Table):
+    """A DataFrame of pandas. NaN, NaT and NA are None. An index with a name is a column, unless one has its name."""
 
-    NaN, NaT and NA become None; the index counts as a column if it has the key's name.
-    """
+    def __init__(self, table: Any) -> None:
+        super().__init__(table)
+        self.own_key = None if table.index.name is None else str(table.index.name)
 
-    def rows(self, table: Any, columns: Columns) -> Iterator[Row]:
-        index_name = table.index.name if columns.key not in self.names(table) else None
-        for start in range(0, len(table), SLICE_ROWS):
-            part = table.iloc[start : start + SLICE_ROWS]
-            if index_name is not None and index_name == columns.key:
-                part = part.reset_index()
-            part = part[columns.wanted(self.names(part)) or list(part.columns)]
-            part = part.astype(object).where(part.notna(), None)
-            yield from part.to_dict("records")
+    def names(self) -> list[str]:
+        own = super().names()
+        named = [str(name) for name in self._table.index.names if name is not None]
+        return own + [name for name in named if name not in own]
+
+    def slices(self, names: Sequence[str]) -> Iterator[Slice]:
+        own = super().names()
+        levels = [str(name) for name in self._table.index.names]
+        for start in range(0, len(self._table), SLICE_ROWS):
+            part = self._table.iloc[start : start + SLICE_ROWS]
+            yield {
+                name: self._list(
+                    part.iloc[:, own.index(name)]
+                    if name in own
+                    else part.index.get_level_values(levels.index(name)).to_series()
+                )
+                for name in names
+            }
+
+    def _list(self, series: Any) -> list[Any]:
+        return list(series.astype(object).where(series.notna(), None))
 
 
-class PolarsRows(ReadSlices):
-    """Reads rows of polars. A lazy frame is collected first, because polars cannot stream rows to Python."""
+class PolarsTable(Table):
+    """A DataFrame of polars. A lazy one is collected first, because polars cannot stream rows to Python."""
 
-    def names(self, table: Any) -> list[str]:
-        return list(table.collect_schema().names())
+    def names(self) -> list[str]:
+        return list(self._table.collect_schema().names())
 
-    def rows(self, table: Any, columns: Columns) -> Iterator[Row]:
-        frame = table.select(columns.wanted(self.names(table)) or self.names(table))
+    def slices(self, names: Sequence[str]) -> Iterator[Slice]:
+        frame = self._table.select(names)
         frame = frame.collect() if hasattr(frame, "collect") else frame
-        yield from frame.iter_rows(named=True, buffer_size=SLICE_ROWS)
+        for start in range(0, len(frame), SLICE_ROWS):
+            part = frame.slice(start, SLICE_ROWS)
+            yield {name: self._list(part.get_column(name)) for name in names}
+
+    def _list(self, series: Any) -> list[Any]:
+        """Return the values of a column; moments from their numbers, since polars cuts them to microseconds."""
+        kind = str(series.dtype.base_type())
+        if kind not in ("Datetime", "Date", "Time", "Duration"):
+            return list(series.to_list())
+        ints, unit = series.to_physical().to_list(), getattr(series.dtype, "time_unit", "ns")
+        if kind == "Duration":
+            return [None if value is None else spell_duration(value, unit) for value in ints]
+        kinds: dict[str, Kind] = {"Date": "date", "Time": "time"}
+        has_zone = getattr(series.dtype, "time_zone", None) is not None
+        moment: Kind = "moment in UTC" if has_zone else "moment"
+        return list(spell_instants(ints, "D" if kind == "Date" else unit, kinds.get(kind, moment)))
 
 
-class ArrowRows(ReadSlices):
-    """Reads rows of pyarrow. A RecordBatchReader can be read once, with one batch in memory at a time."""
+class ArrowTable(Table):
+    """A table, batch or reader of pyarrow. A RecordBatchReader can be read once, with one batch in memory at a time."""
 
-    def can_repeat(self, table: Any) -> bool:
-        return not hasattr(table, "read_next_batch")
+    def __init__(self, table: Any) -> None:
+        super().__init__(table)
+        self.can_repeat = not hasattr(table, "read_next_batch")
 
-    def names(self, table: Any) -> list[str]:
-        return list(table.schema.names)
+    def names(self) -> list[str]:
+        return list(self._table.schema.names)
 
-    def rows(self, table: Any, columns: Columns) -> Iterator[Row]:
-        wanted = columns.wanted(self.names(table)) or self.names(table)
+    def slices(self, names: Sequence[str]) -> Iterator[Slice]:
+        from vectormill.rows.arrow import list_columns
+
         # A whole table is sliced below, so it needs no batches.
-        batches = [table] if hasattr(table, "num_rows") else table
+        batches = [self._table] if hasattr(self._table, "num_rows") else self._table
         for batch in batches:
             for start in range(0, batch.num_rows, SLICE_ROWS):
-                yield from batch.slice(start, SLICE_ROWS).select(wanted).to_pylist()
+                yield list_columns(batch.slice(start, SLICE_ROWS), names)
 
 
-READERS: Final[Mapping[str, ReadSlices]] = {
-    "pandas": PandasRows(),
-    "polars": PolarsRows(),
-    "pyarrow": ArrowRows(),
+TABLES_OF: Final[Mapping[str, type[Table]]] = {
+    "pandas": PandasTable,
+    "polars": PolarsTable,
+    "pyarrow": ArrowTable,
 }
 
 
@@ -163,12 +186,20 @@ READERS: Final[Mapping[str, ReadSlices]] = {
 class TableItems:
     """An iterable over the rows of a table, as items."""
 
-    table: Any
+    table: Table
     columns: Columns
-    reader: ReadSlices
 
     def __iter__(self) -> Iterator[ItemJson]:
-        return make_items(self.reader.rows(self.table, self.columns), self.columns)
+        names, columns = self.table.names(), self.columns
+        if columns.key is None and not set(KEY_FIELDS) & set(names):
+            columns = msgspec.structs.replace(columns, key=self.table.own_key)
+        chosen = columns.guess(names, "the table", ADVICE)
+        assembler = Assembler("the table", UNLIMITED)
+        number = 1
+        for part in self.table.slices(chosen.names):
+            numbers = range(number, number + len(part[chosen.text]))
+            number = numbers.stop
+            yield from map(to_json, assembler.assemble_batch(RowBatch(chosen, part, numbers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,39 +222,31 @@ class RowItems:
                     f"row 1: no field of an item is named {named}. Say which fields hold its parts: key='…', text='…', "
                     "pair='…', metadata=['…']."
                 )
-            return rows
-        columns = self.columns or Columns()
-        return make_items(({columns.text: row} if isinstance(row, str) else row for row in rows), columns)
+            return map(self._fit, rows)
+        return self._convert(rows, self.columns or Columns())
 
+    def _fit(self, item: Any) -> ItemJson:
+        """Return an item with the values that the API takes; the item itself if it has only such values."""
+        metadata = item.get("metadata") or {}
+        texts = (item.get("key"), item.get("text"), item.get("text_pair", ""))
+        if all(type(text) is str for text in texts) and is_plain(metadata):
+            return cast("ItemJson", item)
+        pair = "text_pair" if "text_pair" in item else None
+        chosen = Columns(key="key", text_pair=pair, metadata_json="metadata")
+        values = {name: [item.get(name)] for name in chosen.names}
+        return to_json(Assembler("the input", UNLIMITED).assemble_batch(RowBatch(chosen, values, [1]))[0])
 
-def make_items(rows: Iterable[Row], columns: Columns) -> Iterator[ItemJson]:
-    fields = Fields(key=columns.key, text=columns.text, pair=columns.pair, advice=ADVICE)
-    for number, row in enumerate(rows, start=1):
-        item = make_item(row, fields, number, f"row {number}")
-        if columns.metadata is not None:
-            item["metadata"] = pick_metadata(row, columns.metadata, number)
-        yield item
-
-
-def pick_metadata(row: Row, names: Iterable[str], number: int) -> dict[str, Any]:
-    """Return the named columns of a row as metadata, with dates in ISO 8601.
-
-    Raise InvalidOption if a column is missing; `number` is the row's number in the message.
-    """
-    try:
-        return {name: _plain(row[name]) for name in names}
-    except KeyError as error:
-        known = ", ".join(repr(name) for name in list(row)[:10])
-        raise InvalidOption(
-            f"row {number}: no column {error} for the metadata; the columns are {known}."
-        ) from None
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value to one that JSON can express: dates to ISO 8601, NumPy values to Python's own."""
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    return value.tolist() if hasattr(value, "tolist") else value
+    def _convert(self, rows: Iterator[Any], columns: Columns) -> Iterator[ItemJson]:
+        assembler = Assembler("the input", UNLIMITED)
+        number, chosen = 1, None
+        while part := [
+            {columns.text: row} if isinstance(row, str) else row for row in islice(rows, GATHERED_ROWS)
+        ]:
+            chosen = chosen or columns.guess(list(part[0]), f"row {number}", ADVICE)
+            values = {name: [row.get(name) for row in part] for name in chosen.names}
+            numbers = range(number, number + len(part))
+            number = numbers.stop
+            yield from map(to_json, assembler.assemble_batch(RowBatch(chosen, values, numbers)))
 
 
 class Matrix(NamedTuple):
@@ -234,12 +257,6 @@ class Matrix(NamedTuple):
 
     keys: list[str]
     values: "np.ndarray[Any, Any]"
-
-
-def read_parquet(path: Path) -> "pyarrow.Table":
-    import pyarrow.parquet
-
-    return pyarrow.parquet.read_table(path)
 
 
 def make_matrix(table: "pyarrow.Table") -> Matrix:

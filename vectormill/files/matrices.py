@@ -7,9 +7,9 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow
-import pyarrow.parquet
 
 from vectormill.files.outputs import keys_path, open_replacement
+from vectormill.files.parquet import open_parquet
 
 BATCH_ROWS: Final = 4096
 
@@ -21,7 +21,7 @@ def write_matrix(vectors: Path, matrix: Path) -> int:
     rows is in memory at a time. The keys file is moved into place first, so that no matrix exists without its keys.
     """
     with (
-        pyarrow.parquet.ParquetFile(vectors) as file,
+        open_parquet(vectors) as file,
         open_replacement(matrix) as values,
         open_replacement(keys_path(matrix)) as keys,
     ):

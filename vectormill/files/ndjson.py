@@ -1,4 +1,4 @@
-"""NDJSON: encode items as lines of JSON in blocks for a stream, compress blocks, and split blocks into lines."""
+"""NDJSON: encode items as lines of JSON in blocks for a stream, and compress blocks."""
 
 import json
 import zlib
@@ -18,7 +18,7 @@ class ItemJson(TypedDict):
     key: str
     text: str
     text_pair: NotRequired[str]
-    metadata: NotRequired[Mapping[str, Any]]
+    metadata: NotRequired[Mapping[str, Any] | msgspec.Raw]
 
 
 def encode_line(item: Mapping[str, object]) -> bytes:
@@ -26,7 +26,7 @@ def encode_line(item: Mapping[str, object]) -> bytes:
     try:
         return _ENCODER.encode(item) + b"\n"
     except UnicodeEncodeError:
-        return json.dumps(item, separators=(",", ":")).encode() + b"\n"
+        return json.dumps(item, separators=(",", ":"), default=msgspec.json.decode).encode() + b"\n"
 
 
 def encode_parts(items: Iterable[ItemJson], part_bytes: int = PART_BYTES) -> Iterator[bytes]:
@@ -56,13 +56,3 @@ def compress_parts(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 def make_compressor() -> "zlib._Compress":
     return zlib.compressobj(level=1, wbits=31)  # 31 means the gzip format, without a name or a time
-
-
-def split_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a stream without their \\n. No other character ends a line: a key may contain U+2028."""
-    rest = b""
-    for part in parts:
-        *lines, rest = (rest + part).split(b"\n")
-        yield from lines
-    if rest:
-        yield rest

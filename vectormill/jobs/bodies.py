@@ -52,7 +52,12 @@ class ItemBody(Struct, forbid_unknown_fields=True, gc=False):
     """One item: a line of NDJSON, or an entry of `items`."""
 
     key: Annotated[str, Meta(description="Your own key; unique within the job.", examples=["a"])]
-    text: Annotated[str, Meta(examples=["A text to encode."])]
+    text: Annotated[
+        str | None,
+        Meta(
+            description="A missing text makes this item fail, and no other.", examples=["A text to encode."]
+        ),
+    ] = None
     metadata: Annotated[
         dict[str, Any] | None,
         Meta(description="Stored alongside the vector in the collection.", examples=[{"page": 1}]),

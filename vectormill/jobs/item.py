@@ -28,6 +28,7 @@ INPUT_CHANGED: Final = "input_changed"
 NO_PAIR: Final = "no_pair"
 UNSTORABLE_RECORD: Final = "unstorable_record"
 TOO_MANY_WEIGHTS: Final = "too_many_weights"
+UNREADABLE_ROW: Final = "unreadable_row"
 
 ITEM_ERROR_CODES: Final = {
     EMPTY_TEXT: "the text is empty or contains only whitespace",
@@ -43,6 +44,7 @@ ITEM_ERROR_CODES: Final = {
     NO_PAIR: "the model compares two texts, but text_pair is missing",
     UNSTORABLE_RECORD: "the extracted record is not JSON that Postgres can store in a collection",
     TOO_MANY_WEIGHTS: "the sparse vector has more weights than Postgres can store in a collection",
+    UNREADABLE_ROW: "the object's row has no key, or cannot be read as its format says",
     INPUT_CHANGED: "the object with the text was changed or removed after the job was submitted",
     NOT_STORED: "the database permanently rejected the text or its whole chunk",
 }
@@ -176,6 +178,8 @@ def find_text_failure(text: bytes, max_chars: int) -> ItemFailure | None:
 
     No model is needed for the check.
     """
+    if text.startswith(REFUSED_MARK):
+        return ItemFailure(UNREADABLE_ROW, text[len(REFUSED_MARK) :].decode("utf-8", "replace"))
     try:
         decoded = text.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -193,6 +197,8 @@ def find_text_failure(text: bytes, max_chars: int) -> ItemFailure | None:
 
 
 PAIR_MARK: Final = b"\xff"
+# Begins what stands in place of the text of a row that cannot be an item: the reason, with which the item fails.
+REFUSED_MARK: Final = b"\xfe"
 # The limit on the bytes of all pairs of one request, which are in memory together and each repeat the query.
 # A thousand passages of 8 KiB fit with a query of 8 KiB, which is more than any model reads.
 MAX_PAIRS_BYTES: Final = 16 << 20

@@ -5,7 +5,7 @@ from typing import Annotated, Final, TypedDict
 from msgspec import Meta, Struct
 
 from vectormill.files.formats import InputName
-from vectormill.objects.reference import ItemColumns
+from vectormill.rows.columns import Columns
 
 MOST_URLS: Final = 1000
 
@@ -37,7 +37,7 @@ class InputBody(Struct, forbid_unknown_fields=True):
         Meta(description="The column with the key. Without it an item is named by its object and position."),
     ] = None
     text_pair: Annotated[str | None, Meta(description="The column with the second text of a pair.")] = None
-    metadata: Annotated[list[str], Meta(description="ItemColumns that are kept with each result.")] = []
+    metadata: Annotated[list[str], Meta(description="Columns that are kept with each result.")] = []
     unique: Annotated[
         bool,
         Meta(description="Read all keys first, and refuse the job if two are equal."),
@@ -45,8 +45,8 @@ class InputBody(Struct, forbid_unknown_fields=True):
     format: Annotated[InputName | None, Meta(description="Null: by the name of each object.")] = None
 
     @property
-    def columns(self) -> ItemColumns:
-        return ItemColumns(self.text, self.key, self.text_pair, tuple(self.metadata))
+    def columns(self) -> Columns:
+        return Columns(self.text, self.key, self.text_pair, tuple(self.metadata))
 
 
 class InputProgressBody(TypedDict):

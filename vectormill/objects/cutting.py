@@ -4,29 +4,23 @@ Of a Parquet file only the footer is read. A file of lines is read once from end
 begin; what is read is dropped at once.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Final
 
 from vectormill.domain.errors import InvalidItem, InvalidOption
-from vectormill.files.formats import INPUT_FORMATS, by_suffix
+from vectormill.files.formats import PACKED
 from vectormill.jobs.chunk import TokenEstimate
-from vectormill.objects.reference import (
-    DELIMITERS,
-    JSONL,
-    PARQUET,
-    ItemColumns,
-    ItemReference,
-    open_parquet,
-    read_cells,
-    split_rows,
-)
+from vectormill.objects.reference import ItemReference, open_parquet
 from vectormill.objects.store import StoredObject, read_stream
+from vectormill.rows.columns import Columns
+from vectormill.rows.decoding import PARQUET, read_lines_of
+from vectormill.rows.inputs import find_format
+from vectormill.rows.values import encode_texts, join_pairs
 
 PART_BYTES: Final = 8 << 20
-BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-_FORMAT_OF_SUFFIX: Final = by_suffix(INPUT_FORMATS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +45,8 @@ def choose_format(found: StoredObject, format: str | None) -> str:
     """Return the format of an object, by its name unless it is given. Raise InvalidOption if it has none."""
     name = PurePosixPath(found.url)
     suffix = name.suffix.lower()
-    chosen = format or _FORMAT_OF_SUFFIX.get(suffix)
-    if suffix in (".gz", ".zst"):
+    chosen = format or find_format(found.url)
+    if suffix in PACKED:
         raise InvalidOption(
             f"{found.url} is compressed as a whole, so that no part of it can be read alone. Use Parquet, which "
             "compresses inside, or submit the file itself."
@@ -65,7 +59,7 @@ def choose_format(found: StoredObject, format: str | None) -> str:
 
 
 def cut_object(
-    found: StoredObject, format: str, columns: ItemColumns, estimate: TokenEstimate, limits: ChunkLimits
+    found: StoredObject, format: str, columns: Columns, estimate: TokenEstimate, limits: ChunkLimits
 ) -> Iterator[Cut]:
     """Yield the rows of an object in order.
 
@@ -76,120 +70,64 @@ def cut_object(
     return _cut_lines(found, format, columns, estimate, limits)
 
 
-def _refuse_missing(found: StoredObject, names: Iterable[str], columns: ItemColumns) -> None:
-    known = list(names)
-    for name in columns.names:
-        if name not in known:
-            raise InvalidOption(
-                f"{found.url} has no column {name!r}; its columns are {', '.join(known[:20]) or 'none'}."
-            )
-
-
-def _cut_parquet(found: StoredObject, columns: ItemColumns, estimate: TokenEstimate) -> Iterator[Cut]:
+def _cut_parquet(found: StoredObject, columns: Columns, estimate: TokenEstimate) -> Iterator[Cut]:
     texts = {columns.text, columns.text_pair}
     with open_parquet(found) as file:
-        _refuse_missing(found, file.schema_arrow.names, columns)
-        _refuse_nested(found, file.schema_arrow, columns)
+        _find_columns(columns, file.schema_arrow.names, found.url)
         for number in range(file.metadata.num_row_groups):
             group = file.metadata.row_group(number)
             if not group.num_rows:
                 continue
-            chunks = (group.column(place) for place in range(group.num_columns))
-            num_bytes = sum(each.total_uncompressed_size for each in chunks if each.path_in_schema in texts)
-            mean = num_bytes / group.num_rows
+            parts = [group.column(place) for place in range(group.num_columns)]
+            sizes = dict.fromkeys(columns.names, 0.0)
+            for part in parts:
+                for name in sizes:
+                    if f"{part.path_in_schema}.".startswith(f"{name}."):
+                        sizes[name] += part.total_uncompressed_size / group.num_rows
             reference = ItemReference(
                 found.url, found.tag, found.num_bytes, PARQUET, columns, group.num_rows, row_group=number
             )
-            yield Cut(reference, estimate.of(b"a" * min(round(mean), PART_BYTES)), mean)
+            text_bytes = sum(size for name, size in sizes.items() if name in texts)
+            yield Cut(reference, estimate.of(b"a" * min(round(text_bytes), PART_BYTES)), sum(sizes.values()))
 
 
-def _refuse_nested(found: StoredObject, schema: Any, columns: ItemColumns) -> None:
-    import pyarrow
-
-    for name in (columns.text, columns.text_pair):
-        if name is None:
-            continue
-        kind = schema.field(name).type
-        kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
-        if not (
-            pyarrow.types.is_string(kind)
-            or pyarrow.types.is_large_string(kind)
-            or pyarrow.types.is_string_view(kind)
-        ):
-            raise InvalidOption(
-                f"The column {name!r} of {found.url} is of type {kind}; texts must be strings."
-            )
+def _find_columns(columns: Columns, present: Sequence[str], place: str) -> Columns:
+    try:
+        return columns.find(present, place)
+    except InvalidItem as error:
+        raise InvalidOption(str(error)) from error
 
 
 def _cut_lines(
-    found: StoredObject, format: str, columns: ItemColumns, estimate: TokenEstimate, limits: ChunkLimits
+    found: StoredObject, format: str, columns: Columns, estimate: TokenEstimate, limits: ChunkLimits
 ) -> Iterator[Cut]:
-    """Yield runs of whole rows of about one chunk each."""
+    """Yield runs of whole rows of about one chunk each, at the places where their decoder ends its rows."""
+    start, first_row, num_rows, num_bytes, num_tokens = 0, 0, 0, 0, 0
     header: tuple[str, ...] = ()
-    has_header = format not in DELIMITERS
-    rest, offset, first_row = b"", 0, 0
-    start, num_rows, num_bytes, num_tokens = 0, 0, 0, 0
+    end = 0
 
-    def make_cut(end: int) -> Cut:
+    def make_cut() -> Cut:
         reference = ItemReference(
             found.url, found.tag, found.num_bytes, format, columns, num_rows,
             start=start, end=end, first_row=first_row, header=header,
         )  # fmt: skip
         return Cut(reference, num_tokens / num_rows, num_bytes / num_rows)
 
-    for content, is_last in _mark_last(read_stream(found.url, found.tag, PART_BYTES)):
-        block = rest + content
-        if offset == 0 and block.startswith(BYTE_ORDER_MARK):
-            block, offset, start = block[3:], 3, 3
-        taken = 0
-        for position, row in split_rows(block, format):
-            if position == len(block) and not is_last:
-                break  # the row may go on in the next block
-            taken = position
-            if not has_header:
-                header, has_header = tuple(read_cells(row, format)), True
-                _refuse_missing(found, header, columns)
-                start = offset + position
-                continue
-            if format == JSONL and first_row == num_rows == 0:
-                _refuse_first_line(found, row, columns)
+    blocks = read_stream(found.url, found.tag, PART_BYTES)
+    choose = partial(_find_columns, columns)
+    for batch in read_lines_of(format)(blocks, choose, found.url, limits.max_row_bytes, keeps_faults=True):
+        _, texts, _, pairs = columns.pick(batch.columns)
+        header, begin = batch.header, batch.start
+        encoded = encode_texts(texts) if pairs is None else join_pairs(encode_texts(texts), pairs)
+        for place, end in enumerate(batch.ends):
+            start = start if num_rows else begin
             num_rows += 1
-            num_bytes += len(row)
-            num_tokens += estimate.of(row)
+            num_bytes += end - begin
+            num_tokens += estimate.of(encoded[place])
+            begin = end
             if num_rows >= limits.max_items or num_bytes >= limits.max_bytes:
-                yield make_cut(offset + position)
-                start, first_row = offset + position, first_row + num_rows
+                yield make_cut()
+                first_row += num_rows
                 num_rows = num_bytes = num_tokens = 0
-        rest = block[taken:]
-        offset += taken
-        if len(rest) > limits.max_row_bytes:
-            raise InvalidItem(
-                f"{found.url}: the row at byte {offset:,} is longer than {limits.max_row_bytes:,} bytes."
-            )
     if num_rows:
-        yield make_cut(found.num_bytes)
-
-
-def _mark_last(parts: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Yield each part, and whether it is the last one."""
-    before: bytes | None = None
-    for part in parts:
-        if before is not None:
-            yield before, False
-        before = part
-    if before is not None:
-        yield before, True
-
-
-def _refuse_first_line(found: StoredObject, row: bytes, columns: ItemColumns) -> None:
-    import json
-
-    try:
-        value = json.loads(row)
-    except ValueError as error:
-        raise InvalidOption(
-            f"{found.url} is not JSON Lines: its first line is not JSON ({error})."
-        ) from error
-    if not isinstance(value, dict):
-        raise InvalidOption(f"{found.url}: the first line is not a JSON object.")
-    _refuse_missing(found, value, columns)
+        yield make_cut()

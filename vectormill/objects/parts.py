@@ -18,6 +18,7 @@ from vectormill.collections.generation_tables import find_ranges
 from vectormill.collections.row_kinds import take_objects
 from vectormill.domain.encoding import FLOAT16, INT8
 from vectormill.domain.task import VARYING
+from vectormill.files import parquet
 from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure, Items
 from vectormill.objects.manifest import OutputPart, make_part_schema
@@ -108,10 +109,8 @@ def encode_part(items: Items, results: npt.NDArray[Any], claim: Claim) -> memory
 
 def open_writer(sink: io.BytesIO, schema: Any) -> Any:
     """Open a pyarrow.parquet.ParquetWriter for a part: zstd, but for vectors, which no compression makes smaller."""
-    import pyarrow.parquet as pq
-
     compression = dict.fromkeys(schema.names, "zstd") | {"embedding.list.element": "none"}
-    return pq.ParquetWriter(
+    return parquet.open_writer(
         sink, schema, compression=compression, use_dictionary=False, write_statistics=["key"]
     )
 

@@ -5,21 +5,30 @@ ever stored in Postgres or Redis: every process that needs the items reads them 
 that it had when the job was submitted.
 """
 
-import csv
-import io
-import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
-from vectormill.domain.errors import ObjectChanged
-from vectormill.jobs.item import Items, has_nul, join_pair
+from vectormill.domain.errors import InvalidItem, ObjectChanged
+from vectormill.files import parquet
+from vectormill.files.parquet import naming
+from vectormill.jobs.item import REFUSED_MARK, Items
 from vectormill.objects.store import ObjectFile, StoredObject, read_range
+from vectormill.rows.columns import Columns
+from vectormill.rows.decoding import PARQUET, read_lines_of
+from vectormill.rows.values import (
+    are_sound_keys,
+    encode_fitting_metadata,
+    encode_texts,
+    find_key_fault,
+    join_pairs,
+    spell_key,
+)
 
 if TYPE_CHECKING:
     import pyarrow
@@ -27,27 +36,8 @@ if TYPE_CHECKING:
 # No zstd frame begins so (RFC 8878, 3.1.1: 28 B5 2F FD), and all other payloads are zstd frames.
 MARK: Final = b"vmref1\n"
 
-PARQUET: Final = "parquet"
-JSONL: Final = "jsonl"
-DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
-
-
-class ItemColumns(Struct, frozen=True, omit_defaults=True):
-    """The names of the columns, or fields, that make an item.
-
-    Without a `key` an item is named after its object, row group and position.
-    """
-
-    text: str = "text"
-    key: str | None = None
-    text_pair: str | None = None
-    metadata: tuple[str, ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the name of each column once."""
-        wanted = (self.key, self.text, self.text_pair, *self.metadata)
-        return tuple(dict.fromkeys(name for name in wanted if name is not None))
+# The most bytes of a key of a reference, whose process does not know the setting of the API that took the job.
+MAX_KEY_BYTES: Final = 2048
 
 
 class ItemReference(Struct, frozen=True, omit_defaults=True):
@@ -63,7 +53,7 @@ class ItemReference(Struct, frozen=True, omit_defaults=True):
     tag: str
     num_bytes: int
     format: str
-    columns: ItemColumns
+    columns: Columns
     num_rows: int
     skip: int = 0
     row_group: int = 0
@@ -87,22 +77,22 @@ class ItemReference(Struct, frozen=True, omit_defaults=True):
         return [f"{self.url}#{place}{first + row}" for row in range(self.num_rows)]
 
     def read(self) -> Items:
-        """Read the items. A missing text becomes an empty one, and a row without a key is named by its position.
+        """Read the items. A row without a key, or one that does not parse, is named by its place and fails alone.
 
         Raise ObjectChanged if the object is not what it was, and StorageUnavailable if it cannot be read now.
         """
-        columns = read_table(self) if self.format == PARQUET else read_lines(self)
-        texts = [_encode(value) for value in columns[self.columns.text]]
-        if self.columns.text_pair is not None:
-            texts = list(map(join_pair, texts, map(_encode, columns[self.columns.text_pair])))
-        metadata: Sequence[bytes] = [b""] * len(texts)
-        if self.columns.metadata:
-            named = [columns[name] for name in self.columns.metadata]
-            metadata = [
-                _encode_metadata(dict(zip(self.columns.metadata, row, strict=True)))
-                for row in zip(*named, strict=True)
-            ]
-        return Items(self._choose_keys(columns), texts, metadata)
+        rows = read_rows(self, self.columns.names)
+        keys, texts, metadata, pairs = self.columns.pick(rows.columns)
+        encoded = encode_texts(texts)
+        if pairs is not None:
+            encoded = join_pairs(encoded, pairs)
+        names, faults = self._choose_keys(keys)
+        for place, reason in {**faults, **rows.faults}.items():
+            encoded[place] = REFUSED_MARK + reason.encode("utf-8", "replace")
+        described = [b""] * len(encoded)
+        if metadata is not None:
+            described = [encode_fitting_metadata(value)[0] if value else b"" for value in metadata]
+        return Items(names, encoded, described)
 
     def read_keys(self, row_groups: "RowGroups | None" = None) -> list[str]:
         """Read the keys of the items as `read` does, and of a Parquet file no other column.
@@ -111,17 +101,27 @@ class ItemReference(Struct, frozen=True, omit_defaults=True):
         """
         if self.columns.key is None:
             return self.name_items()
-        only = msgspec.structs.replace(self, columns=ItemColumns(self.columns.key, self.columns.key))
-        columns = read_table(only, row_groups) if self.format == PARQUET else read_lines(only)
-        return self._choose_keys(columns)
+        rows = read_rows(self, (self.columns.key,), row_groups)
+        return self._choose_keys(rows.columns[self.columns.key])[0]
 
-    def _choose_keys(self, columns: dict[str, list[Any]]) -> list[str]:
-        if self.columns.key is None:
-            return self.name_items()
-        keys = list(map(_make_key, columns[self.columns.key]))
-        if None not in keys:
-            return cast(list[str], keys)
-        return [key or name for key, name in zip(keys, self.name_items(), strict=True)]
+    def _choose_keys(self, values: Sequence[Any] | None) -> tuple[list[str], dict[int, str]]:
+        """Return the items' names, and of those that are no keys the places and reasons."""
+        if values is None:
+            return self.name_items(), {}
+        if set(map(type, values)) == {str} and are_sound_keys(values, MAX_KEY_BYTES):
+            return list(values), {}
+        names: list[str] = []
+        faults: dict[int, str] = {}
+        for place, (value, name) in enumerate(zip(values, self.name_items(), strict=True)):
+            try:
+                key = spell_key(value)
+                reason = find_key_fault(key, MAX_KEY_BYTES)
+            except ValueError as error:
+                key, reason = name, str(error)
+            if reason is not None:
+                key, faults[place] = name, reason
+            names.append(key)
+        return names, faults
 
 
 def is_reference(payload: bytes) -> bool:
@@ -131,34 +131,6 @@ def is_reference(payload: bytes) -> bool:
 def decode_reference(payload: bytes) -> ItemReference:
     """Decode a payload for which `is_reference` is true."""
     return msgspec.msgpack.decode(payload[len(MARK) :], type=ItemReference)
-
-
-def _encode(value: Any) -> bytes:
-    if value is None:
-        return b""
-    if isinstance(value, bytes):
-        return value
-    return (value if isinstance(value, str) else str(value)).encode("utf-8", "surrogatepass")
-
-
-def _make_key(value: Any) -> str | None:
-    if value is None or isinstance(value, float | bool | bytes):
-        return None
-    key = str(value)
-    if not key or "\0" in key:
-        return None
-    if not key.isascii() and any("\ud800" <= letter <= "\udfff" for letter in key):
-        return None
-    return key
-
-
-def _encode_metadata(metadata: dict[str, Any]) -> bytes:
-    """Encode metadata with sorted keys; what is not JSON becomes text, and what Postgres cannot store is left out."""
-    try:
-        encoded = msgspec.json.encode(metadata, order="sorted", enc_hook=str)
-    except (UnicodeEncodeError, RecursionError, TypeError, ValueError):
-        return b""
-    return b"" if has_nul(encoded) else encoded
 
 
 # -- Parquet ----------------------------------------------------------------------------------------------------------
@@ -188,7 +160,7 @@ class RowGroups:
                 if table is not None:
                     self._kept.move_to_end(name)
             if table is None:
-                with open_parquet(reference) as file, _naming(reference.url):
+                with open_parquet(reference) as file, naming(reference.url, ObjectChanged):
                     most_bytes = 0 if self._is_too_large(file, reference) else self._most_bytes
                     table, is_whole = read_group(file, reference, most_bytes)
                 if not is_whole:
@@ -246,87 +218,54 @@ ROW_GROUPS: Final = RowGroups()
 def open_parquet(found: "ItemReference | StoredObject") -> Any:
     """Open an object as a pyarrow.parquet.ParquetFile. Raise ObjectChanged if it is not a Parquet file."""
     import pyarrow
-    import pyarrow.parquet
 
     stored = StoredObject(found.url, found.num_bytes, found.tag, 0.0)
-    with _naming(found.url):
-        return pyarrow.parquet.ParquetFile(pyarrow.PythonFile(ObjectFile(stored), mode="r"))
+    with naming(found.url, ObjectChanged):
+        return parquet.open_parquet(pyarrow.PythonFile(ObjectFile(stored), mode="r"))
 
 
-@contextmanager
-def _naming(url: str) -> Iterator[None]:
-    """Raise ObjectChanged, with the object's name, for the errors of pyarrow in the block."""
-    import pyarrow
+class RowValues(NamedTuple):
+    """The values of rows by column, and by place the reasons why rows do not parse."""
 
-    try:
-        yield
-    except (pyarrow.ArrowInvalid, OSError) as error:  # OSError: a page that cannot be decoded
-        raise ObjectChanged(f"{url} cannot be read as Parquet: {str(error).strip()}") from error
+    columns: Mapping[str, Sequence[Any]]
+    faults: Mapping[int, str]
 
 
-def read_table(reference: ItemReference, row_groups: RowGroups | None = None) -> dict[str, list[Any]]:
-    table = (row_groups or ROW_GROUPS).read(reference)
-    if table.num_rows != reference.num_rows:
-        raise ObjectChanged(f"{reference.url} has fewer rows than when the job was submitted.")
-    return {name: table.column(name).to_pylist() for name in reference.columns.names}
+def read_rows(
+    reference: ItemReference, names: tuple[str, ...], row_groups: RowGroups | None = None
+) -> RowValues:
+    """Return the values of these columns of a reference's rows. Raise ObjectChanged if the rows are other ones."""
+    if reference.format == PARQUET:
+        only = msgspec.structs.replace(reference, columns=Columns(names[0], metadata=names))
+        from vectormill.rows.arrow import list_columns  # imported here, since it takes a tenth of a second
 
-
-# -- lines ------------------------------------------------------------------------------------------------------------
-
-
-def split_rows(content: bytes, format: str) -> Iterator[tuple[int, bytes]]:
-    """Yield each whole row with the position after it, and at last a row that the content breaks off, if any.
-
-    Blank lines are no rows. In CSV and TSV a line break within quotes belongs to its row (RFC 4180).
-    """
-    position, start, is_open = 0, 0, False
-    while position < len(content):
-        end = content.find(b"\n", position)
-        end = len(content) if end < 0 else end + 1
-        if format in DELIMITERS and content.count(b'"', position, end) % 2:
-            is_open = not is_open
-        position = end
-        if not is_open or end == len(content):
-            row = content[start:end]
-            start = end
-            if row.strip():
-                yield end, row
-
-
-def read_lines(reference: ItemReference) -> dict[str, list[Any]]:
-    content = read_range(reference.url, reference.tag, reference.start, reference.end)
-    rows = [row for _, row in split_rows(content, reference.format)]
-    rows = rows[reference.skip : reference.skip + reference.num_rows]
-    if len(rows) != reference.num_rows:
+        rows = RowValues(list_columns((row_groups or ROW_GROUPS).read(only), names), {})
+    else:
+        content = read_range(reference.url, reference.tag, reference.start, reference.end)
+        rows = read_lines(content, reference, names)
+    if any(len(values) != reference.num_rows for values in rows.columns.values()):
         raise ObjectChanged(f"{reference.url} has other rows than when the job was submitted.")
-    values = _parse_json(rows) if reference.format == JSONL else _parse_csv(rows, reference)
-    return {name: [row.get(name) for row in values] for name in reference.columns.names}
+    return rows
 
 
-def _parse_json(rows: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Decode each line; one that is not a JSON object has no fields, so that only its item fails."""
-    decoded = []
-    for row in rows:
-        try:
-            value = json.loads(row.decode("utf-8", "surrogateescape"))
-        except (ValueError, RecursionError):
-            value = None
-        decoded.append(value if isinstance(value, dict) else {})
-    return decoded
-
-
-def _parse_csv(rows: Sequence[bytes], reference: ItemReference) -> list[dict[str, Any]]:
-    """Decode each row; one with more or fewer cells than the header has no fields, so that only its item fails."""
-    decoded: list[dict[str, Any]] = []
-    for row in rows:
-        cells = read_cells(row, reference.format)
-        is_whole = len(cells) == len(reference.header)
-        decoded.append(dict(zip(reference.header, cells, strict=True)) if is_whole else {})
-    return decoded
-
-
-def read_cells(row: bytes, format: str) -> list[str]:
-    """Return the cells of one row of CSV or TSV."""
-    csv.field_size_limit(max(csv.field_size_limit(), len(row)))
-    text = io.StringIO(row.decode("utf-8", "surrogateescape"), newline="")
-    return next(csv.reader(text, delimiter=DELIMITERS[format]), [])
+def read_lines(content: bytes, reference: ItemReference, names: tuple[str, ...]) -> RowValues:
+    """Return the values of these columns of a reference's rows, which are in the lines of `content`."""
+    chosen = Columns(names[0], metadata=names)
+    options = {"header": reference.header} if reference.header else {}
+    place = f"{reference.url} from byte {reference.start:,} on"
+    read_part = partial(read_lines_of(reference.format), keeps_faults=True, is_part=True)
+    batches = read_part([content], chosen, place, **options)
+    values: dict[str, list[Any]] = {name: [] for name in names}
+    faults: dict[int, str] = {}
+    try:
+        for batch in batches:
+            faults |= {len(values[names[0]]) + place: fault for place, fault in batch.faults.items()}
+            for name in names:
+                values[name] += batch.columns[name]
+    except InvalidItem as error:
+        raise ObjectChanged(f"{error} It was another row when the job was submitted.") from error
+    first, end = reference.skip, reference.skip + reference.num_rows
+    return RowValues(
+        {name: column[first:end] for name, column in values.items()},
+        {place - first: fault for place, fault in faults.items() if first <= place < end},
+    )

@@ -14,12 +14,13 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.chunk import TokenEstimate
 from vectormill.objects.bodies import InputBody
 from vectormill.objects.cutting import ChunkLimits, choose_format, cut_object
-from vectormill.objects.reference import DELIMITERS, PARQUET, ItemReference, read_cells, split_rows
+from vectormill.objects.reference import ItemReference
 from vectormill.objects.store import StoredObject, read_range
 from vectormill.objects.submission import add_objects
 from vectormill.quotes.figure import DEVIATIONS, Figure
 from vectormill.quotes.sample import MOST_ROWS, TextSample
 from vectormill.quotes.trial import JobTrial
+from vectormill.rows.decoding import DELIMITERS, PARQUET, scan_rows
 from vectormill.settings import Settings
 
 # Objects of so many bytes together are read whole, in some seconds.
@@ -140,15 +141,15 @@ def _find_lines(
     content = read_range(found.url, found.tag, start, stop)
     header: tuple[str, ...] = ()
     if format in DELIMITERS:
-        _, first = next(split_rows(read_range(found.url, found.tag, 0, PART_BYTES), format))
-        header = tuple(read_cells(first.removeprefix(b"\xef\xbb\xbf"), format))
+        _, first = next(scan_rows(read_range(found.url, found.tag, 0, PART_BYTES), format, is_part=False))
+        header = tuple(first)
     if start or header:
         is_within = bool(start and header) and _begins_within_quotes(content, format, len(header))
         opened = b'"' if is_within else b""
-        end, _ = next(split_rows(opened + content, format), (0, b""))  # of the rest of a row, or the header
+        end, _ = next(scan_rows(opened + content, format), (0, []))  # of the rest of a row, or the header
         skipped = end - len(opened)
         start, content = start + skipped, content[skipped:]
-    ends = [end for end, _ in split_rows(content, format)]
+    ends = [end for end, _ in scan_rows(content, format)]
     if stop < found.num_bytes:
         del ends[-1:]  # a row that may be broken off
     if ends:
@@ -172,7 +173,7 @@ def _begins_within_quotes(content: bytes, format: str, num_cells: int) -> bool:
     """
     edge = EDGE_OF_CELL.search(content)
     if edge is None:
-        rows = [row for _, row in islice(split_rows(content, format), 1, 1000)][:-1]
-        return sum(len(read_cells(row, format)) == num_cells for row in rows) < 0.9 * len(rows)
+        rows = [cells for _, cells in islice(scan_rows(content, format), 1, 1000)][:-1]
+        return sum(len(cells) == num_cells for cells in rows) < 0.9 * len(rows)
     is_within_before = content.count(b'"', 0, edge.start()) % 2 == 1  # if the part began outside
     return is_within_before != (edge[1] is not None)

@@ -1,30 +1,27 @@
 """File sources: rows of JSONL, CSV and Parquet files in any fsspec store, and files of a folder."""
 
-import csv
-import gzip
-import io
-import json
 import os
 import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 from urllib.parse import urlsplit
 
 import fsspec
-import msgspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import glob_translate
 
-from vectormill.domain.errors import SourceFailed, SourceInterrupted
+from vectormill.domain.errors import InvalidSubmission, SourceFailed, SourceInterrupted
 from vectormill.extras import compose_install
-from vectormill.files.formats import INPUT_FORMATS, by_suffix, describe_inputs
-from vectormill.files.texts import MAX_FIELD_CHARS, TextTree
+from vectormill.files.formats import describe_inputs
+from vectormill.files.parquet import open_parquet
 from vectormill.jobs.item import Item
-from vectormill.sources.reader import MOST_BYTES, Assembler, BatchSize, Reader, SourcePlace
-from vectormill.sources.source import LOCAL, FileOptions, PickedColumns, TreeOptions, hide_queries
+from vectormill.rows.decoding import PARQUET, read_rows
+from vectormill.rows.inputs import TextTree, find_format
+from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, Reader, SourceAssembler, SourcePlace
+from vectormill.sources.source import LOCAL, FileOptions, TreeOptions, hide_queries
 from vectormill.webhooks.targets import refuse_address
 
 
@@ -50,8 +47,6 @@ def check_local(path: Path, root: Path | None) -> Path:
     return whole
 
 
-FORMAT_OF_SUFFIX: Final = by_suffix(INPUT_FORMATS)
-PACKED: Final = (".gz", ".zst")
 # Protocols of real stores only. Archives, caches and chained protocols would be a way around the folder that
 # local files must lie in.
 STORES: Final = (
@@ -74,11 +69,6 @@ STAMPS: Final = (
 # Protocols whose URL contains the host that is connected to.
 OF_MACHINES: Final = ("http", "https", "ftp", "sftp", "ssh", "hdfs", "webhdfs", "smb")
 
-COLUMN: Final = re.compile(r"[\w .()%/-]{1,64}")
-PARQUET_ROWS: Final = 4096
-# The line breaks of a file that is read without newline translation.
-LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
-
 
 class FileReader(Reader):
     """Read files in order of pattern and then of name. A file that matches two patterns is read once."""
@@ -90,11 +80,16 @@ class FileReader(Reader):
 
     def read(self) -> Iterator[Sequence[Item]]:
         for store, path in self._find_files():
-            assembler = Assembler(hide_queries(path), self._place.settings.max_key_bytes, self.complaints)
+            name, settings, format = hide_queries(path), self._place.settings, self._choose_format(path)
+            assembler = SourceAssembler(name, settings.max_key_bytes, self.complaints)
+            choose = self._options.item_columns.find
             try:
                 stamp = read_stamp(store, path)
-                for columns in self._read_columns(store, path):
-                    yield assembler.assemble(*columns)
+                with open_bytes(store, path) as file:
+                    for batch in read_rows(file, format, choose, name, settings.max_line_bytes):
+                        items = assembler.assemble_batch(batch)
+                        for start in range(0, len(items), MOST_ROWS):
+                            yield items[start : start + MOST_ROWS]
                 if read_stamp(store, path) != stamp:
                     raise SourceInterrupted(
                         f"{hide_queries(path)} was changed while it was being read, so the rows may be incomplete. "
@@ -102,19 +97,19 @@ class FileReader(Reader):
                     )
             except SourceFailed:
                 raise
+            except InvalidSubmission as error:
+                raise SourceFailed(str(error)) from error
             except Exception as error:
                 raise SourceFailed(describe_failure(path, error)) from error
 
     def count_rows(self) -> int | None:
         """Return the total number of rows that Parquet files state; None for other formats."""
-        import pyarrow.parquet  # imported here because this takes 0.1 s
-
         num_rows = 0
         for store, path in islice(self._find_files(), 1000):
-            if self._choose_format(path) != "parquet":
+            if self._choose_format(path) != PARQUET:
                 return None
             try:
-                with open_bytes(store, path) as file, pyarrow.parquet.ParquetFile(file) as table:
+                with open_bytes(store, path) as file, open_parquet(file) as table:
                     num_rows += table.metadata.num_rows
             except Exception:  # noqa: BLE001 - the number is optional, and reading reports the error
                 return None
@@ -145,33 +140,12 @@ class FileReader(Reader):
                     yield store, path
 
     def _choose_format(self, path: str) -> str:
-        suffixes = [suffix.lower() for suffix in PurePosixPath(path).suffixes]
-        if suffixes and suffixes[-1] in PACKED:
-            suffixes.pop()
-        format = self._options.format or FORMAT_OF_SUFFIX.get(suffixes[-1] if suffixes else "")
+        format = self._options.format or find_format(path)
         if format is None:
             raise SourceFailed(
-                f"Unknown format of {path}: use a name ending in {describe_inputs(' or '.join(PACKED))}, or set the "
-                "format."
+                f"Unknown format of {path}: use a name ending in {describe_inputs()}, or set the format."
             )
         return format
-
-    def _read_columns(self, store: Any, path: str) -> Iterator[PickedColumns]:
-        format = self._choose_format(path)
-        with open_bytes(store, path) as raw:
-            if format == "parquet":
-                yield from read_parquet(raw, path, self._options)
-                return
-            with unpacked(raw, path) as file:
-                if format == "jsonl":
-                    max_line_bytes = self._place.settings.max_line_bytes
-                    for rows in read_json_lines(file, path, max_line_bytes):
-                        for name in (self._options.key, *self._options.texts):
-                            if name not in rows[0]:
-                                raise no_column(path, name, list(rows[0]))
-                        yield choose_columns(rows, self._options)
-                else:
-                    yield from read_csv(file, path, "," if format == "csv" else "\t", self._options)
 
 
 def open_store(name: str, root: Path | None) -> tuple[Any, str]:
@@ -250,171 +224,9 @@ def open_bytes(store: Any, path: str) -> BinaryIO:
     return Path(path).open("rb")
 
 
-def unpacked(raw: Any, path: str) -> BinaryIO:
-    if path.endswith(".gz"):
-        return cast("BinaryIO", gzip.open(raw, "rb"))
-    if path.endswith(".zst"):
-        import pyarrow  # unlike zstandard's reader, this one rejects a truncated file
-
-        return cast("BinaryIO", pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd"))
-    return cast("BinaryIO", raw)
-
-
-def read_csv(file: BinaryIO, path: str, delimiter: str, options: FileOptions) -> Iterator[PickedColumns]:
-    """Yield batches of columns. A row with invalid UTF-8 gets lone surrogates, so that it alone fails."""
-    csv.field_size_limit(MAX_FIELD_CHARS)
-    with io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as content:
-        rows = csv.reader(content, delimiter=delimiter, strict=True)
-        header = next(rows, None)
-        if header is None:
-            raise SourceFailed(f"{hide_queries(path)} is empty; its first line should name the columns.")
-        positions = find_positions(header, options, path)
-        size = BatchSize()
-        while True:
-            num_lines = rows.line_num
-            batch: list[list[str]] = []
-            try:
-                batch.extend(islice(rows, size.rows))
-            except csv.Error as error:  # rows that were read before the error are in the batch
-                line = num_lines + count_lines(batch) + 1
-                raise SourceFailed(
-                    f"{hide_queries(path)}, in the row that begins at line {line}: {error}."
-                ) from error
-            if not batch:
-                return
-            if {len(row) for row in batch} != {len(header)}:
-                check_widths(batch, len(header), path, num_lines + 1)
-                batch = [row for row in batch if row]  # skips empty lines
-                if not batch:
-                    continue
-            values = list(zip(*batch, strict=True))
-            texts = positions[1 : len(options.texts) + 1]
-            size.learn_bytes(len(batch), sum(sum(map(len, values[position])) for position in texts))
-            yield options.pick(values, positions)
-
-
-def check_widths(batch: Sequence[Sequence[str]], width: int, path: str, line: int) -> None:
-    """Raise SourceFailed if a row does not have `width` cells. The first row begins at line `line`."""
-    for number, row in enumerate(batch):
-        if row and len(row) != width:
-            at = line + count_lines(batch[:number])
-            raise SourceFailed(
-                f"{hide_queries(path)}, line {at}: the row has {len(row)} cells, but the header has {width}."
-            )
-
-
-def count_lines(rows: Sequence[Sequence[str]]) -> int:
-    """Return the number of lines that rows take up in their file.
-
-    This is one each, plus one for every line break in a cell.
-    """
-    return len(rows) + sum(len(LINE_BREAK.findall(cell)) for row in rows for cell in row)
-
-
-def read_parquet(file: Any, path: str, options: FileOptions) -> Iterator[PickedColumns]:
-    """Yield the columns of a Parquet file by row group. One compressed row group is held in memory."""
-    import pyarrow.parquet  # imported here because this takes 0.1 s
-
-    with pyarrow.parquet.ParquetFile(file) as table:
-        names = table.schema_arrow.names
-        positions = find_positions(names, options, path)
-        wanted = [names[position] for position in positions]
-        for batch in table.iter_batches(PARQUET_ROWS, columns=wanted):
-            num_rows = max(1, batch.num_rows * MOST_BYTES // max(batch.nbytes, 1))
-            for start in range(0, batch.num_rows, num_rows):
-                part = batch.slice(start, num_rows)
-                values = [part.column(name).to_pylist() for name in wanted]
-                yield options.pick(values, range(len(wanted)))
-
-
-def choose_columns(rows: list[dict[str, Any]], options: FileOptions) -> PickedColumns:
-    def column(name: str | None) -> list[Any] | None:
-        return [row.get(name) for row in rows] if name else None
-
-    metadata = column(options.metadata_json)
-    if options.metadata:
-        metadata = [{name: row.get(name) for name in options.metadata} for row in rows]
-    return column(options.key) or [], column(options.text) or [], metadata, column(options.text_pair)
-
-
-def find_positions(names: Sequence[str], options: FileOptions, path: str) -> list[int]:
-    """Return the positions of the key, text and metadata columns. Raise SourceFailed if one is missing."""
-    for name in options.columns:
-        if name not in names:
-            raise no_column(path, name, names)
-    return [list(names).index(name) for name in options.columns]
-
-
-def no_column(path: str, name: str, names: Sequence[str]) -> SourceFailed:
-    return SourceFailed(f"{hide_queries(path)} has no column {name!r}; its columns are {show(names)}.")
-
-
-def show(names: Sequence[str]) -> str:
-    """List column names for a message. Names that look like content of the file are only counted."""
-    known = [repr(name) for name in names if COLUMN.fullmatch(name)][:20]
-    if len(known) < len(names):
-        known.append(f"{len(names) - len(known)} more")
-    return ", ".join(known) or "none"
-
-
 def describe_failure(name: str, error: Exception) -> str:
     words = " ".join(str(error).split()) or type(error).__name__
     return hide_queries(f"{name} cannot be read: {words.rstrip('.')}.")
-
-
-BLOCK_BYTES: Final = 1 << 20
-ROW_DECODER: Final = msgspec.json.Decoder(dict[str, Any])
-BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-
-
-def read_json_lines(file: BinaryIO, name: str, max_line_bytes: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield batches of JSON objects, one per line and never an empty batch.
-
-    Raise SourceFailed, with the line's number, for a line that is not a JSON object. Such a line is not
-    skipped: its key is unknown, so its row would be deleted as missing from the source.
-    """
-    rest = b""
-    num_lines = 0
-    while block := file.read(BLOCK_BYTES):
-        if num_lines == 0 and not rest:
-            block = block.removeprefix(BYTE_ORDER_MARK)
-        lines, newline, rest_of_block = block.rpartition(b"\n")
-        if not newline:
-            rest += block
-            if len(rest) > max_line_bytes:
-                raise SourceFailed(
-                    f"{name}, line {num_lines + 1}: more than {max_line_bytes} bytes (VECTORMILL_MAX_LINE_BYTES)."
-                )
-            continue
-        whole, rest = rest + lines, rest_of_block
-        if rows := decode_lines(whole, name, num_lines):
-            yield rows
-        num_lines += whole.count(b"\n") + 1
-    if rows := decode_lines(rest, name, num_lines):
-        yield rows
-
-
-def decode_lines(lines: bytes, name: str, num_before: int) -> list[dict[str, Any]]:
-    """Decode lines into JSON objects. `num_before` lines of the file come before these."""
-    try:
-        return ROW_DECODER.decode_lines(lines)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        numbered = enumerate(lines.split(b"\n"), start=num_before + 1)
-        return [decode_line(line, f"{name}, line {number}") for number, line in numbered if line.strip()]
-
-
-def decode_line(line: bytes, place: str) -> dict[str, Any]:
-    """Decode one line. Keep invalid UTF-8 and lone surrogates in the text, so that only its item fails."""
-    try:
-        row = json.loads(line.decode("utf-8", "surrogateescape"))
-    except ValueError as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        raise SourceFailed(f"{place}: not valid JSON ({reason}).") from error
-    except RecursionError as error:
-        raise SourceFailed(f"{place}: the JSON is nested too deeply.") from error
-    if not isinstance(row, dict):
-        raise SourceFailed(f"{place}: expected a JSON object with a key and a text.")
-    return row
 
 
 # The number is small, because files may be long and the first batch is ready only after this many files.
@@ -436,7 +248,7 @@ class TreeReader(Reader):
     def read(self) -> Iterator[Sequence[Item]]:
         """Yield the documents. Raise SourceFailed if no file matches: the folder may not be mounted."""
         tree = TextTree(self._find_folder())
-        assembler = Assembler(str(tree.root), self._place.settings.max_key_bytes, self.complaints)
+        assembler = SourceAssembler(str(tree.root), self._place.settings.max_key_bytes, self.complaints)
         keys: list[str] = []
         texts: list[str] = []
         num_bytes = num_files = 0
@@ -476,7 +288,7 @@ class TreeReader(Reader):
 
         for path in tree.find_files(fail):
             name = os.fspath(path.relative_to(tree.root)).replace(os.sep, "/")
-            # Reading a pipe would block, and a device file has no end.
+            # RowReading a pipe would block, and a device file has no end.
             if is_included(name) and not is_excluded(name) and path.is_file():
                 yield path
 

@@ -18,7 +18,7 @@ from vectormill.collections.generations import find_in_state
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.domain.errors import Conflict, SourceFailed
 from vectormill.jobs.item import Items
-from vectormill.sources.reader import Assembler, Reader, SourcePlace, describe_database_error
+from vectormill.sources.reader import Reader, SourceAssembler, SourcePlace, describe_database_error
 
 WITHOUT_VECTORS: Final = Inclusion(result=False, text=True, place=True)
 
@@ -37,14 +37,17 @@ class KeptTextReader(Reader):
         self._gone = gone
 
     def read(self) -> Iterator[Items]:
-        assembler = Assembler(self._name, self._place.settings.max_key_bytes, self.complaints)
+        assembler = SourceAssembler(self._name, self._place.settings.max_key_bytes, self.complaints)
         try:
             with self._place.engine.connect() as connection:
                 generation = self._find_generation(connection)
             for page in read_pages(self._place.engine, generation, WITHOUT_VECTORS):
                 places = dict(zip(page.keys, page.places or [], strict=True))
-                for items in read_page(assembler, self._choose_rows(page)):
-                    yield replace(items, places=[places[key] for key in items.keys])
+                rows = self._choose_rows(page)
+                items = assembler.assemble(
+                    rows.keys, rows.texts["text"], rows.metadata, rows.texts.get("text_pair")
+                )
+                yield replace(items, places=[places[key] for key in items.keys])
         except Conflict as error:
             raise SourceFailed(self._gone) from error
         except DATABASE_ERRORS as error:
@@ -126,19 +129,3 @@ def take_rows(page: RowPage, numbers: Sequence[int]) -> RowPage:
         texts={column: [values[number] for number in numbers] for column, values in page.texts.items()},
         places=None,
     )
-
-
-def read_page(assembler: Assembler, page: RowPage) -> Iterator[Items]:
-    """Yield the single texts of a page and then, if the collection keeps pairs, the pairs."""
-    pairs = page.texts.get("text_pair")
-    if pairs is None:
-        yield assembler.assemble(page.keys, page.texts["text"], page.metadata)
-        return
-    for has_pair in (False, True):
-        places = [place for place, pair in enumerate(pairs) if (pair is not None) is has_pair]
-        if places:
-            keys, texts, metadata, seconds = (
-                [column[place] for place in places]
-                for column in (page.keys, page.texts["text"], page.metadata, pairs)
-            )
-            yield assembler.assemble(keys, texts, metadata, seconds if has_pair else None)

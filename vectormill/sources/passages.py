@@ -14,7 +14,8 @@ import msgspec
 from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.jobs.chunk import USUAL_SPECIAL_TOKENS
 from vectormill.jobs.item import PASSAGE, Item
-from vectormill.sources.reader import ENCODER, MOST_BYTES, MOST_ROWS, Reader, SourcePlace
+from vectormill.rows.values import encode_metadata
+from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, Reader, SourcePlace
 from vectormill.sources.source import TOKENS, Split
 
 MARKDOWN_SUFFIXES: Final = (".md", ".markdown")
@@ -97,7 +98,7 @@ def name_passage(
         "index": index,
         "start": start,
     }
-    return Item(f"{document.key}#{index}", text, ENCODER.encode(metadata))
+    return Item(f"{document.key}#{index}", text, encode_metadata(metadata))
 
 
 def make_cuts(split: Split, place: SourcePlace) -> tuple[Cut, Cut]:

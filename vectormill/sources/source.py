@@ -5,7 +5,7 @@ this module, so reader modules are imported only when a source is opened.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
@@ -17,6 +17,7 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import JUDGE, TASKS
 from vectormill.files.formats import InputName
+from vectormill.rows.columns import Columns
 
 if TYPE_CHECKING:
     from vectormill.sources.reader import Reader, SourcePlace
@@ -135,33 +136,20 @@ class ColumnOptions(Options, frozen=True, kw_only=True):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Return the names of the key, text and metadata columns, in the order that `pick` expects."""
+        """Return the names of the key, text and metadata columns, a column with two uses twice."""
         json_column = (self.metadata_json,) if self.metadata_json else ()
         return (self.key, *self.texts, *self.metadata, *json_column)
+
+    @property
+    def item_columns(self) -> Columns:
+        """Return the columns that make an item."""
+        return Columns(self.text, self.key, self.text_pair, self.metadata, self.metadata_json)
 
     def check(self) -> None:
         if self.metadata and self.metadata_json:
             raise InvalidOption(
                 "Set metadata (columns) or metadata_json (one column of JSON objects), not both."
             )
-
-    def pick(self, values: Sequence[Sequence[Any]], positions: Sequence[int]) -> "PickedColumns":
-        """Return the keys, texts, metadata and second texts of a batch, as an Assembler takes them.
-
-        `positions` are the positions of `columns` among the columns of the batch.
-        """
-        key, content, *rest = positions
-        pairs = values[rest.pop(0)] if self.text_pair else None
-        metadata: Sequence[Any] | None = None
-        if self.metadata_json:
-            metadata = values[rest[0]]
-        elif self.metadata:
-            described = zip(*(values[position] for position in rest), strict=True)
-            metadata = [dict(zip(self.metadata, row, strict=True)) for row in described]
-        return values[key], values[content], metadata, pairs
-
-
-PickedColumns = tuple[Sequence[Any], Sequence[Any], Sequence[Any] | None, Sequence[Any] | None]
 
 
 class SqlOptions(ColumnOptions, frozen=True, kw_only=True):

@@ -38,8 +38,16 @@ from sqlalchemy.pool import NullPool
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import SourceFailed
 from vectormill.jobs.item import Item
+from vectormill.rows.decoding import RowBatch
 from vectormill.search.matches import walk_plan
-from vectormill.sources.reader import MOST_ROWS, Assembler, BatchSize, Reader, SourcePlace, choose_failure
+from vectormill.sources.reader import (
+    MOST_ROWS,
+    BatchSize,
+    Reader,
+    SourceAssembler,
+    SourcePlace,
+    choose_failure,
+)
 from vectormill.sources.settings import read_secret, read_secret_file
 from vectormill.sources.source import SqlOptions
 
@@ -89,7 +97,7 @@ class SqlReader(Reader):
         self.tells_what_vanished = False
 
     def read(self) -> Iterator[Sequence[Item]]:
-        assembler = Assembler("The query", self._place.settings.max_key_bytes, self.complaints)
+        assembler = SourceAssembler("The query", self._place.settings.max_key_bytes, self.complaints)
         size = BatchSize()
         with self._speaking() as connection:
             if self._options.changed:
@@ -97,7 +105,10 @@ class SqlReader(Reader):
             batches = self._read_pages if self._options.pages else self._read_at_once
             for columns, rows in batches(connection, size):
                 values = list(zip(*rows, strict=True))
-                items = assembler.assemble(*self._options.pick(values, columns))
+                named = {
+                    name: values[column] for name, column in zip(self._options.columns, columns, strict=True)
+                }
+                items = assembler.assemble_batch(RowBatch(self._options.item_columns, named, ()))
                 size.learn(items)
                 yield items
 

@@ -5,7 +5,7 @@ not (vectormill/collections/imports.py).
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -14,14 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from vectormill.domain.encoding import BINARY, INT8, EncodingSpec
-from vectormill.domain.errors import InvalidOption, SourceFailed
+from vectormill.domain.errors import InvalidItem, InvalidOption, SourceFailed
 from vectormill.domain.task import VECTOR
+from vectormill.files.parquet import naming, open_parquet
 from vectormill.jobs.item import Items
 from vectormill.objects.manifest import read_manifest
 from vectormill.objects.reading import read_parts
-from vectormill.sources.files import describe_failure, no_column, open_bytes, open_store
-from vectormill.sources.reader import Assembler, Complaints, SourcePlace
-from vectormill.sources.source import ColumnOptions, SqlOptions
+from vectormill.rows.columns import Columns
+from vectormill.sources.files import open_bytes, open_store
+from vectormill.sources.reader import Complaints, SourceAssembler, SourcePlace
+from vectormill.sources.source import SqlOptions, hide_queries
 from vectormill.sources.sql import SqlReader
 
 # With 4,096 dimensions as texts of a query this is some 100 MiB.
@@ -85,7 +87,7 @@ def open_query(
     )
     options.check()
     reader = SqlReader(options, place)
-    assembler = Assembler("The query", place.settings.max_key_bytes, Complaints())
+    assembler = SourceAssembler("The query", place.settings.max_key_bytes, Complaints())
 
     def read() -> Iterator[VectorRows]:
         for values in reader.read_columns(BATCH_ROWS):
@@ -103,29 +105,26 @@ def open_query(
 
 def open_files(pattern: str, columns: ImportColumns, place: SourcePlace) -> VectorSource:
     """Return the rows of Parquet files, by path, pattern or URL. Raise SourceFailed, while they are read too."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     store, name = open_store(pattern, None)
     paths = sorted(store.glob(name))
     if not paths:
         raise SourceFailed(f"No file matches {pattern}.")
-    assembler = Assembler(pattern, place.settings.max_key_bytes, Complaints())
+    assembler = SourceAssembler(pattern, place.settings.max_key_bytes, Complaints())
 
     @contextmanager
-    def opened(path: str) -> Iterator[pq.ParquetFile]:
-        try:
-            with open_bytes(store, path) as file, pq.ParquetFile(file) as table:
-                yield table
-        except (OSError, pa.ArrowException) as error:
-            raise SourceFailed(describe_failure(path, error)) from error
+    def opened(path: str) -> Iterator[Any]:
+        name = hide_queries(path)
+        with naming(name, SourceFailed), open_bytes(store, path) as file, open_parquet(file) as table:
+            yield table
 
     def read() -> Iterator[VectorRows]:
         for path in paths:
             with opened(path) as table:
-                there = table.schema_arrow.names
-                for missing in (each for each in columns.names if each not in there):
-                    raise no_column(path, missing, there)
+                try:
+                    wanted = Columns(columns.vector, columns.key, metadata=tuple(columns.names))
+                    wanted.find(table.schema_arrow.names, hide_queries(path))
+                except InvalidItem as error:
+                    raise SourceFailed(str(error)) from error
                 for batch in table.iter_batches(BATCH_ROWS, columns=columns.names):
                     yield read_batch(batch, columns, assembler)
 
@@ -143,7 +142,7 @@ def open_output(url: str, place: SourcePlace) -> VectorSource:
     if spec.result != VECTOR or spec.vector_type in (INT8, BINARY):
         raise InvalidOption(f"{url} has no vectors of float32 or float16, which alone can be imported.")
     columns = ImportColumns(content_hash=OUTPUT_HASH, metadata_json=OUTPUT_METADATA)
-    assembler = Assembler(url, place.settings.max_key_bytes, Complaints())
+    assembler = SourceAssembler(url, place.settings.max_key_bytes, Complaints())
     batches = (
         read_batch(batch, columns, assembler)
         for batch in read_parts(url, manifest, columns.names, max_rows=BATCH_ROWS)
@@ -151,9 +150,11 @@ def open_output(url: str, place: SourcePlace) -> VectorSource:
     return VectorSource(manifest.num_rows, batches, spec)
 
 
-def read_batch(batch: Any, columns: ImportColumns, assembler: Assembler) -> VectorRows:
+def read_batch(batch: Any, columns: ImportColumns, assembler: SourceAssembler) -> VectorRows:
     """Return the rows of a record batch of Arrow."""
-    table = {name: batch.column(name).to_pylist() for name in columns.names if name != columns.vector}
+    from vectormill.rows.arrow import list_columns
+
+    table = list_columns(batch, [name for name in columns.names if name != columns.vector])
     column = batch.column(columns.vector)
     present = np.asarray(column.is_valid())
     lists = column.drop_null()
@@ -221,11 +222,11 @@ def shape_vectors(flat: npt.NDArray[Any], num_rows: int, lengths: set[int]) -> V
 
 
 def make_rows(
-    table: dict[str, Sequence[Any]],
+    table: Mapping[str, Sequence[Any]],
     vectors: Vectors,
     present: npt.NDArray[np.bool_],
     columns: ImportColumns,
-    assembler: Assembler,
+    assembler: SourceAssembler,
 ) -> VectorRows:
     """Return rows of their columns. `vectors` has those of the rows that are `present`.
 
@@ -236,24 +237,19 @@ def make_rows(
     taken = {
         name: [values[place] for place in places] for name, values in table.items() if name != columns.vector
     }
-    options = ColumnOptions(
-        key=columns.key, text=columns.text or columns.key, metadata=columns.metadata,
-        metadata_json=columns.metadata_json,
-    )  # fmt: skip
-    keys, texts, metadata, _ = options.pick(
-        [taken[name] for name in options.columns], range(len(options.columns))
-    )
+    named = Columns(columns.text or columns.key, columns.key, None, columns.metadata, columns.metadata_json)
+    keys, texts, metadata, _ = named.pick(taken)
+    assert keys is not None
     items = assembler.assemble(keys, texts if columns.text else [""] * len(keys), metadata)
     if len(items) != len(keys):
         raise InvalidOption(
             "A row has a key that no collection can have (empty, too long, or with NUL): leave it out."
         )
-    for key, described, stored in zip(items.keys, metadata or (), items.metadata, strict=False):
-        if described and not stored:
-            raise InvalidOption(
-                f"The metadata of the row {key!r} is no JSON object that can be stored (without NUL, at most 100 "
-                "levels deep): mend it, or leave the row out."
-            )
+    if assembler.complaints.num_without_metadata:
+        raise InvalidOption(
+            f"{assembler.complaints.examples[-1]} Metadata must be JSON that can be stored (without NUL, at most 100 "
+            "levels deep): mend it, or leave the row out."
+        )
     given = taken[columns.content_hash] if columns.content_hash else [None] * len(keys)
     if any(
         known is not None and (not isinstance(known, bytes) or len(known) not in (0, 16)) for known in given

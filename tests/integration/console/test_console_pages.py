@@ -25,8 +25,7 @@ from tests.protocol import claim_next, complete, make_items, submit
 from tests.queries import listening
 from tests.schedules import list_runs, make_collection, make_schedule
 from vectormill.collections.removals import remove_collection
-from vectormill.domain.errors import InvalidItem
-from vectormill.files.texts import Fields, read_texts
+from vectormill.domain.errors import SubmissionTooLarge
 from vectormill.jobs.chunk import load_payload
 from vectormill.jobs.item import ItemFailure
 from vectormill.jobs.jobs import find_job, pause_job
@@ -34,6 +33,7 @@ from vectormill.keys import keyring
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
 from vectormill.models.registry import DEFAULT_MODEL, Registry
+from vectormill.rows.inputs import RowReading, read_texts
 from vectormill.runs.runs import create_run
 from vectormill.schedules.schedules import delete_schedule
 from vectormill.workers.samples import RECENT, Sample, write_samples
@@ -257,8 +257,8 @@ def test_a_file_sent_by_the_form_becomes_a_job_as_that_of_the_command_does(
     [
         ("papers.pdf", b"%PDF", {}, "papers.pdf has no format that is read here; it must end in .jsonl, .csv"),
         ("..", b"{}", {}, "upload has no format that is read here"),
-        ("a.csv", b"id,body\n1,one\n", {}, "a.csv, line 2: no field 'text'; its fields are 'id', 'body'. Name others"),
-        ("a.csv", b"text\none,two\n", {}, "a.csv, line 2: the row has more or fewer cells than the header."),
+        ("a.csv", b"id,body\n1,one\n", {}, "a.csv has no column 'text'; its columns are 'id', 'body'. Name others"),
+        ("a.csv", b"text\none,two\n", {}, "a.csv, line 2: the row has 2 cells, but the header has 1."),
         ("a.parquet", b"no", {}, "a.parquet cannot be read as Parquet"),
         ("a.jsonl", b"", {}, "no items"),
         ("a.jsonl", b'{"key": "a", "text": "x"}\n{"key": "a", "text": "y"}', {}, "'a'"),
@@ -294,8 +294,8 @@ def test_a_line_that_unfolds_to_gigabytes_takes_the_memory_of_one_that_is_allowe
             file.write(bytes(1 << 20))
     tracemalloc.start()
     try:
-        with pytest.raises(InvalidItem, match="line 1: more than 65,536 bytes"):
-            list(read_texts(str(path), Fields(max_line_bytes=1 << 16)))
+        with pytest.raises(SubmissionTooLarge, match="line 1: more than 65,536 bytes"):
+            list(read_texts(str(path), RowReading(max_line_bytes=1 << 16)))
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()

@@ -32,9 +32,9 @@ from tests.database import ask, execute
 from vectormill.collections.sizing import estimate_row_bytes
 from vectormill.domain.encoding import DEFAULT_MODEL
 from vectormill.models.registry import Registry
-from vectormill.objects.reference import DELIMITERS
 from vectormill.quotes import objects, sources
 from vectormill.quotes.speed import FEW_POWER, LEAST_FACTOR
+from vectormill.rows.decoding import DELIMITERS
 from vectormill.workers.workers import beat_worker
 
 SENTENCES = ["one", "The second of four texts.", "one", "long " * 400]

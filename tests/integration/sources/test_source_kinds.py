@@ -22,10 +22,11 @@ from tests.protocol import make_items, submit
 from vectormill.domain.errors import SourceFailed
 from vectormill.jobs.item import Item, split_pair
 from vectormill.models.registry import Registry
+from vectormill.rows.values import encode_metadata
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
 from vectormill.sources.pushes import PushWriter
-from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, SourcePlace, encode_metadata
+from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, SourcePlace
 from vectormill.sources.source import FILES, OWN_TEXTS, PUSH, SQL, TREE, Source
 from vectormill.sources.sources import save_source
 

@@ -83,7 +83,7 @@ WRONG_LINES: tuple[tuple[bytes | str, int, str, str], ...] = (
         "invalid-json",
         "deep",
     ),
-    (b'{"key":"a"}', 422, "invalid-item", "missing required field `text`"),
+    (b'{"text":"a"}', 422, "invalid-item", "missing required field `key`"),
     (b'{"key":"a","text":"t","txet":"t"}', 422, "invalid-item", "unknown field `txet`"),
     (b'{"key":"a","text":"\\ud800","txet":"t"}', 422, "invalid-item", "unknown field `txet`"),
     (b'{"key":7,"text":"t"}', 422, "invalid-item", "key"),

@@ -15,13 +15,13 @@ from vectormill.batches.request_lines import (
     RequestLine,
     make_key,
     parse_line,
-    read_lines,
     split_key,
 )
 from vectormill.domain.errors import InvalidOption
 from vectormill.jobs.item import pair_with_each
 from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.models.registry import DEFAULT_MODEL, Registry
+from vectormill.rows.decoding import number_lines
 from vectormill.settings import Settings
 
 REGISTRY = Registry(Settings().models)
@@ -37,9 +37,9 @@ def parse(body: dict[str, Any], endpoint: str = EMBEDDINGS) -> RequestLine:
 def test_lines_are_the_same_however_the_file_is_cut() -> None:
     for size in (1, 2, 3, 7, 1000):
         pieces = [FILE[start : start + size] for start in range(0, len(FILE), size)]
-        assert list(read_lines(pieces, 10)) == LINES
-    assert list(read_lines([b"a\n", b"x" * 20, b"y" * 20], 10)) == [(1, b"a"), (2, None)]
-    assert list(read_lines([], 10)) == []
+        assert list(number_lines(pieces, 10)) == LINES
+    assert list(number_lines([b"a\n", b"x" * 20, b"y" * 20], 10)) == [(1, b"a"), (2, None)]
+    assert list(number_lines([], 10)) == []
 
 
 def test_an_input_is_a_text_or_texts_or_token_ids_where_the_line_says_so() -> None:

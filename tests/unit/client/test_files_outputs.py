@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vectormill.files.ndjson import compress_parts, encode_parts, split_lines
+from vectormill.files.ndjson import compress_parts, encode_parts
 from vectormill.files.outputs import choose_format, open_replacement, write_vectors
+from vectormill.rows.decoding import split_lines
 
 KEYS = ["a", "b\nb", "ü"]
 VECTORS = np.arange(6, dtype=np.float32).reshape(3, 2)

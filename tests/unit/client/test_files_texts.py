@@ -8,12 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec import Raw
 
 from vectormill.domain.errors import InvalidItem
-from vectormill.files.texts import LOOKED_AT, REFUSE, Fields, look_at_texts, read_texts
 from vectormill.jobs.item import LONE_SURROGATE, find_text_failure
+from vectormill.rows.columns import Columns
+from vectormill.rows.inputs import LOOKED_AT, RowReading, look_at_texts, read_texts
 
-STRICT = Fields(errors=REFUSE)
+STRICT = RowReading(is_strict=True)
 
 ROWS: list[dict[str, Any]] = [
     {"key": "a", "text": "one"},
@@ -66,7 +68,7 @@ def test_fields_can_be_named(tmp_path: Path) -> None:
         {"in.jsonl": write_jsonl, "in.csv": write_csv, "in.parquet": write_parquet}[name](
             tmp_path / name, rows
         )
-        items = read_texts(str(tmp_path / name), Fields(key="doi", text="abstract"))
+        items = read_texts(str(tmp_path / name), RowReading(Columns(key="doi", text="abstract")))
         assert list(items) == [{"key": "10/1", "text": "one"}]
 
 
@@ -74,7 +76,6 @@ def test_the_key_is_key_or_id_or_the_line(tmp_path: Path) -> None:
     rows: dict[str, dict[str, Any]] = {
         "7": {"id": 7, "text": "x"},  # a database's number
         "k": {"key": "k", "id": 7, "text": "x"},
-        "i": {"key": None, "id": "i", "text": "x"},
         "1": {"text": "x"},  # the line
     }
     for key, row in rows.items():
@@ -85,7 +86,7 @@ def test_the_key_is_key_or_id_or_the_line(tmp_path: Path) -> None:
 def test_metadata_goes_along_and_other_fields_stay_behind(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "in.jsonl", [{"key": "a", "text": "x", "metadata": {"page": 1}, "title": "t"}])
     assert list(read_texts(str(tmp_path / "in.jsonl"))) == [
-        {"key": "a", "text": "x", "metadata": {"page": 1}}
+        {"key": "a", "text": "x", "metadata": Raw(b'{"page":1}')}
     ]
 
 
@@ -93,19 +94,22 @@ def test_what_cannot_be_read_is_named_with_its_place(tmp_path: Path) -> None:
     for name, content, sentence in [
         ("in.jsonl", b'{"text": "x"}\n{"text"\n', "in.jsonl, line 2: not valid JSON"),
         ("in.jsonl", b'{"text": "x"}\n\n[1]\n', "in.jsonl, line 3: expected a JSON object"),
-        ("in.jsonl", b'{"text": "\xff"}\n', "in.jsonl, line 1: not valid UTF-8 (byte 11 of the line)."),
-        ("in.jsonl", b'{"txt": "x"}\n', "line 1: no field 'text'; its fields are 'txt'."),
-        ("in.jsonl", b'{"text": null}\n', "line 1: the field 'text' is empty."),
-        ("in.jsonl", b'{"text": 3}\n', "line 1: the field 'text' must contain a string, not int."),
+        ("in.jsonl", b'{"text": "\xff"}\n', "in.jsonl, line 1: not valid UTF-8 (byte 1 of the text)."),
+        ("in.jsonl", b'{"txt": "x"}\n', "in.jsonl has no column 'text'; its columns are 'txt'."),
+        ("in.jsonl", b'{"key": null, "text": "x"}\n', "line 1: the key is null; every row needs a key."),
+        ("in.jsonl", '{"text": "x"}'.encode("utf-16"), "in.jsonl is UTF-16 text. Save it as UTF-8"),
+        ("in.csv", "text".encode("utf-16-le"), "in.csv is UTF-16 text"),
+        ("in.csv", b"key,text,text\na,b,c\n", "in.csv has several columns 'text'; rename all but one"),
+        ("in.csv", b"", "in.csv is empty; its first line should name the columns."),
         (
             "in.jsonl",
             b'{"key": 1.5, "text": "x"}\n',
-            "the key in field 'key' must be a string or a whole number",
+            "line 1: the key must be text or a whole number; got",
         ),
         (
             "in.jsonl",
             b'{"key": true, "text": "x"}\n',
-            "the key in field 'key' must be a string or a whole number",
+            "line 1: the key must be text or a whole number; got",
         ),
         ("in.jsonl", b"[" * 100_000, "line 1: the JSON is nested too deeply."),
         ("in.jsonl.gz", b"no gzip", "in.jsonl.gz is not a complete gzip file"),
@@ -114,15 +118,15 @@ def test_what_cannot_be_read_is_named_with_its_place(tmp_path: Path) -> None:
             gzip.compress(b'{"text": "x"}\n' * 1000, mtime=0)[:-9],
             "in.jsonl.gz is not a complete gzip file",
         ),
-        ("in.csv", b"key,text\na,b\nc\n", "in.csv, line 3: the row has more or fewer cells than the header."),
-        ("in.csv", b"key,text\na,b,c\n", "in.csv, line 2: the row has more or fewer cells than the header."),
+        ("in.csv", b"key,text\na,b\nc\n", "in.csv, line 3: the row has 1 cells, but the header has 2."),
+        ("in.csv", b"key,text\na,b,c\n", "in.csv, line 2: the row has 3 cells, but the header has 2."),
         (
             "in.csv",
             b"key,words\na,b\n",
-            "in.csv, line 2: no field 'text'; its fields are 'key', 'words'.",
+            "in.csv has no column 'text'; its columns are 'key', 'words'.",
         ),
-        ("in.csv", b'key,text\na,"b"c\n', "in.csv, after line 1:"),
-        ("in.csv", b"key,text\na,\xff\n", "not valid UTF-8."),
+        ("in.csv", b'key,text\na,"b"c\n', "in.csv, in the row that begins at line 2:"),
+        ("in.csv", b"key,text\na,\xff\n", "in.csv, line 2: not valid UTF-8"),
         ("in.csv.gz", b"no gzip", "in.csv.gz is not a complete gzip file"),
         ("in.parquet", b"no parquet", "in.parquet cannot be read as Parquet"),
         ("in.txt", b"x", "Unknown format of "),
@@ -145,12 +149,12 @@ def test_a_long_cell_is_no_error(tmp_path: Path) -> None:
 
 def test_standard_input_is_json_lines_and_can_be_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stdin:
-        buffer = io.BytesIO(b'\xef\xbb\xbf{"text": "one"}\n{"key": "b", "text": "two"}')
+        buffer = io.BytesIO(b'\xef\xbb\xbf{"key": "a", "text": "one"}\n{"key": "b", "text": "two"}')
 
     monkeypatch.setattr(sys, "stdin", Stdin)
     items = read_texts("-")
     assert iter(items) is items
-    assert list(items) == [{"key": "1", "text": "one"}, {"key": "b", "text": "two"}]
+    assert list(items) == [{"key": "a", "text": "one"}, {"key": "b", "text": "two"}]
 
 
 def test_a_directory_gives_its_text_files_by_path(tmp_path: Path) -> None:

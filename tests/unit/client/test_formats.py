@@ -5,7 +5,6 @@ from typing import get_args
 from api.streams.result_streams import RESULT_FORMATS
 from api.streams.row_streams import ROW_FORMATS
 from vectormill.domain.task import VECTOR
-from vectormill.files import texts
 from vectormill.files.formats import (
     INPUT_FORMATS,
     OUTPUT_FORMATS,
@@ -14,7 +13,8 @@ from vectormill.files.formats import (
     RowsName,
     by_suffix,
 )
-from vectormill.sources import files
+from vectormill.rows.decoding import DELIMITERS, JSONL, PARQUET
+from vectormill.rows.inputs import FORMAT_OF_SUFFIX
 
 
 def test_what_type_checkers_see_are_the_formats_of_the_table() -> None:
@@ -30,8 +30,8 @@ def test_every_format_is_written_by_the_api() -> None:
 
 def test_every_format_is_read() -> None:
     names = [row.name for row in INPUT_FORMATS]
-    assert list(texts.READERS) == names
-    assert set(files.FORMAT_OF_SUFFIX.values()) == set(names)
+    assert [JSONL, *DELIMITERS, PARQUET] == names
+    assert set(FORMAT_OF_SUFFIX.values()) == set(names)
 
 
 def test_no_suffix_tells_two_formats() -> None:

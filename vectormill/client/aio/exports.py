@@ -20,11 +20,11 @@ from vectormill.client.frames import (
     make_matrix,
     make_pandas,
     make_polars,
-    read_parquet,
 )
 from vectormill.client.requests import given
 from vectormill.extras import require
 from vectormill.files.outputs import open_replacement
+from vectormill.files.parquet import read_table
 from vectormill.problems import ApiError, ApiUnreachable
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class AsyncResults(AsyncIterator[Row], Generic[Row]):
         with tempfile.TemporaryDirectory(prefix="vectormill-") as folder:
             path = Path(folder) / "results.parquet"
             await self._transport.write_export(await self._describe("parquet"), path)
-            return read_parquet(path)
+            return read_table(path)
 
     async def to_numpy(self) -> Matrix:
         """Return the keys, and a matrix [num_keys, width] of vectors or an array [num_keys] of scores."""

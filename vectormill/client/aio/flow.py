@@ -9,8 +9,10 @@ from typing import Any, Final
 
 import httpx
 
-from vectormill.client.frames import Columns, read_items
+from vectormill.client.frames import read_items
 from vectormill.files.ndjson import ItemJson, encode_parts, make_compressor
+from vectormill.rows.columns import Columns
+from vectormill.rows.decoding import WholeLines, list_lines
 
 Http = httpx.AsyncClient
 HttpTransport = httpx.AsyncBaseTransport
@@ -64,14 +66,13 @@ async def _encode(items: AnyItems) -> AsyncIterator[bytes]:
 
 
 async def split_lines(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield lines without their newline, as `vectormill.files.ndjson.split_lines` does."""
-    rest = b""
+    """Yield lines without their newline, as `vectormill.rows.decoding.split_lines` does."""
+    lines = WholeLines()
     async for part in parts:
-        *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
+        for line in list_lines(lines.take(part)):
             yield line
-    if rest:
-        yield rest
+    for line in list_lines(lines.end()):
+        yield line
 
 
 def make_http(transport: HttpTransport | None, **options: Any) -> Http:

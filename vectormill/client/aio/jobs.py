@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Final, Unpack
 from vectormill.client.aio import flow
 from vectormill.client.aio.exports import AsyncResults, Export, ExportTransport
 from vectormill.client.answers import EventReader
-from vectormill.client.frames import Columns
+from vectormill.client.frames import choose_columns
 from vectormill.client.requests import NDJSON_HEADERS, fill_path, given, make_key_header
 from vectormill.client.views import showing
 from vectormill.domain.encoding import RequestedArguments, find_result
@@ -33,6 +33,7 @@ from vectormill.operation import Answer
 from vectormill.problems import ApiError, ApiUnreachable, WaitTimeout
 from vectormill.quotes import operations as quote_operations
 from vectormill.quotes.bodies import QuoteBody
+from vectormill.rows.columns import Columns
 
 EXPORT_FORMATS: Final = tuple(OUTPUT_FORMATS)
 
@@ -107,7 +108,7 @@ class JobCalls(ExportTransport):
             "wait_for_worker": wait_for_worker or None,
             **options,
         }
-        columns, headers = Columns.choose(text, key, pair, metadata), make_key_header(idempotency_key)
+        columns, headers = choose_columns(text, key, pair, metadata), make_key_header(idempotency_key)
         job = await self._send(JobBody, items, columns, parameters, headers, gzip=gzip)
         return await self.wait(job["id"], progress=True) if progress else job
 
@@ -155,7 +156,7 @@ class JobCalls(ExportTransport):
         parameters = {
             "model": model, "collection": collection, "priority": priority, "dry_run": "true", **options,
         }  # fmt: skip
-        columns = Columns.choose(text, key, pair, metadata)
+        columns = choose_columns(text, key, pair, metadata)
         return await self._send(QuoteBody, items, columns, parameters, {}, gzip=gzip)
 
     async def submit_objects(

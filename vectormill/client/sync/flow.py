@@ -9,9 +9,10 @@ from typing import Any
 
 import httpx
 
-from vectormill.client.frames import Columns, read_items
+from vectormill.client.frames import read_items
 from vectormill.files.ndjson import ItemJson, compress_parts, encode_parts
-from vectormill.files.ndjson import split_lines as split_lines
+from vectormill.rows.columns import Columns
+from vectormill.rows.decoding import split_lines as split_lines
 
 Http = httpx.Client
 HttpTransport = httpx.BaseTransport

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Unpack
 
 from vectormill.client.answers import EventReader
-from vectormill.client.frames import Columns
+from vectormill.client.frames import choose_columns
 from vectormill.client.requests import NDJSON_HEADERS, fill_path, given, make_key_header
 from vectormill.client.sync import flow
 from vectormill.client.sync.exports import Export, ExportTransport, Results
@@ -34,6 +34,7 @@ from vectormill.operation import Answer
 from vectormill.problems import ApiError, ApiUnreachable, WaitTimeout
 from vectormill.quotes import operations as quote_operations
 from vectormill.quotes.bodies import QuoteBody
+from vectormill.rows.columns import Columns
 
 EXPORT_FORMATS: Final = tuple(OUTPUT_FORMATS)
 
@@ -108,7 +109,7 @@ class JobCalls(ExportTransport):
             "wait_for_worker": wait_for_worker or None,
             **options,
         }
-        columns, headers = Columns.choose(text, key, pair, metadata), make_key_header(idempotency_key)
+        columns, headers = choose_columns(text, key, pair, metadata), make_key_header(idempotency_key)
         job = self._send(JobBody, items, columns, parameters, headers, gzip=gzip)
         return self.wait(job["id"], progress=True) if progress else job
 
@@ -156,7 +157,7 @@ class JobCalls(ExportTransport):
         parameters = {
             "model": model, "collection": collection, "priority": priority, "dry_run": "true", **options,
         }  # fmt: skip
-        columns = Columns.choose(text, key, pair, metadata)
+        columns = choose_columns(text, key, pair, metadata)
         return self._send(QuoteBody, items, columns, parameters, {}, gzip=gzip)
 
     def submit_objects(
