@@ -278,15 +278,18 @@ DELETE_SCRUBBED: Final = text("""
                                   WHERE created_at < now() - 25 * make_interval(secs => :kept_seconds))
          GROUP BY collection_id
     ), kept AS MATERIALIZED (
-        SELECT due.collection_id, min(coalesce(jobs.place, jobs.seq)) AS place
+        SELECT due.collection_id, oldest.place
           FROM due
-          JOIN vectormill.generations ON generations.collection_id = due.collection_id
-          JOIN vectormill.jobs ON jobs.generation_id = generations.id AND coalesce(jobs.place, jobs.seq) < due.seq
          CROSS JOIN LATERAL (
-               SELECT id FROM vectormill.chunks WHERE job_id = jobs.id AND state <> 'split' LIMIT 1) AS first
-         CROSS JOIN LATERAL vectormill.payload_of(first.id) AS payload
-         WHERE substr(payload.items, 1, octet_length(CAST(:mark AS bytea))) = :mark
-         GROUP BY due.collection_id
+               SELECT coalesce(jobs.place, jobs.seq) AS place
+                 FROM vectormill.generations
+                 JOIN vectormill.jobs ON jobs.generation_id = generations.id
+                CROSS JOIN LATERAL (
+                      SELECT id FROM vectormill.chunks WHERE job_id = jobs.id AND state <> 'split' LIMIT 1) AS first
+                CROSS JOIN LATERAL vectormill.payload_of(first.id) AS payload
+                WHERE generations.collection_id = due.collection_id AND coalesce(jobs.place, jobs.seq) < due.seq
+                  AND substr(payload.items, 1, octet_length(CAST(:mark AS bytea))) = :mark
+                ORDER BY coalesce(jobs.place, jobs.seq) LIMIT 1) AS oldest
     )
     DELETE FROM vectormill.tombstones WHERE ctid = ANY(ARRAY(
         SELECT buried.ctid

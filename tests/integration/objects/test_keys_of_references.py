@@ -16,9 +16,12 @@ from tests.integration.objects.conftest import post
 from tests.integration.objects.test_api_objects import encode_all
 from tests.obedient_engine import FussyEngine, encoding_chunks, run_to_end
 from tests.protocol import SPEC, vector_of
+from vectormill.collections.collections import find_generation
 from vectormill.collections.deletions import delete_scrubbed
 from vectormill.jobs.certificates import write_certificate_lines
+from vectormill.jobs.export import read_chunk_at
 from vectormill.jobs.jobs import find_job, retry_job
+from vectormill.runs.samples import sample_chunks
 
 
 def write_lines(tmp_path: Path, keys: list[str], name: str = "0.jsonl") -> None:
@@ -76,6 +79,28 @@ def test_results_are_read_resumed_and_certified_when_their_object_has_changed(
     assert (rest.status_code, rest.text) == (200, "".join(before.splitlines(keepends=True)[2:]))
     assert certify(engine, job["id"]) == certified
     assert client.get(f"{read.rpartition('/')[0]}/certificate").status_code == 200
+
+
+def test_a_text_whose_object_has_changed_is_passed_over_by_samples_and_has_no_result_if_it_was_never_read(
+    engine: Engine, client: httpx.Client, tmp_path: Path
+) -> None:
+    write_lines(tmp_path, KEYS)
+    jobs = [post(client, tmp_path, "in/0.jsonl", collection="docs").json()["id"] for _ in range(2)]
+    execute(engine, "UPDATE vectormill.jobs SET model = :model", model=SPEC.model)
+    execute(engine, "UPDATE vectormill.jobs SET state = 'paused' WHERE id = :id", id=jobs[1])
+    with encoding_chunks(engine) as encoder:
+        run_to_end(engine, encoder, ask(engine, find_job, UUID(jobs[0])))
+        (tmp_path / "in" / "0.jsonl").write_text("other")
+        execute(engine, "UPDATE vectormill.jobs SET state = 'queued' WHERE id = :id", id=jobs[1])
+        ended, _ = run_to_end(engine, encoder, ask(engine, find_job, UUID(jobs[1])))
+    assert (ended.state, ended.num_failed) == ("failed", 5)
+    job, generation = ask(engine, find_job, UUID(jobs[0])), ask(engine, find_generation, "docs")
+    _, items, _, present = ask(engine, read_chunk_at, job, generation.id, 3)
+    assert (list(items.keys), list(items.texts), bool(present.all())) == (KEYS, [b""] * 5, True)
+    with engine.connect() as connection:
+        assert list(sample_chunks(connection, generation, 9)) == []
+    read = client.get(f"/v1/jobs/{jobs[1]}/vectors")
+    assert (read.status_code, read.text) == (200, ""), "none of its items has a vector"
 
 
 def test_a_deleted_key_never_comes_back_by_a_retry_of_a_job_by_reference(
