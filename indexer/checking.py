@@ -17,11 +17,11 @@ from indexer.context import RunContext
 from vectormill.collections.collection import BUILDING, LIVE, VECTORS, Generation
 from vectormill.collections.collections import find_generation
 from vectormill.collections.coverage import (
+    HAS_BEEN_PUT,
     MissingRows,
     count_failures,
     count_open_jobs,
-    find_missing_of_source,
-    find_missing_puts,
+    find_missing,
     has_rows,
     list_writers,
 )
@@ -268,8 +268,8 @@ def look_at_coverage(context: RunContext, building: Generation, live: Generation
             return
         missing = MissingRows(0, [])
         if run.counts.num_seen:
-            missing = find_missing_of_source(connection, building, seen, seq, writers)
-        puts = find_missing_puts(connection, building, live, seq, writers)
+            missing = find_missing(connection, building, seen, seq, writers)
+        puts = find_missing(connection, building, live.table_name, seq, writers, HAS_BEEN_PUT)
     findings.found["coverage"] = {
         "num_seen": run.counts.num_seen,
         "num_missing": missing.number,

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +24,7 @@ from vectormill.search.filters import (
     name_text_index,
 )
 from vectormill.search.matches import Plans, find_matches, make_queries, prepare, walk_plan
-from vectormill.search.rankings import write_search
+from vectormill.search.rankings import Ranking
 from vectormill.search.search import Search
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
@@ -68,9 +67,9 @@ class Searched:
             queries = make_queries(connection, self.generation(), search, query, None)
             assert queries is not None
             prepare(connection, search, 30)
-            write = partial(write_search, self.generation(), search, queries, search.num_wanted, LANGUAGE)
+            ranking = Ranking(self.generation(), search, queries, search.num_wanted, LANGUAGE)
             statement, _ = Plans(connection, self.generation()).choose(
-                write, is_exact=False, is_filtered=search.condition is not None
+                ranking.write_page, is_exact=False, is_filtered=search.condition is not None
             )
             explained = text(f"EXPLAIN (FORMAT JSON) {statement.sql}")
             (plan,) = connection.execute(explained, statement.values).scalar_one()

@@ -64,7 +64,8 @@ COUNT_OPEN_JOBS = text(f"""
 """)
 
 
-# A row needs to be there only if its twin job has finished: not while the twin is open, nor if it was cancelled.
+# What clients wrote since the run began. A row needs to be there only if its twin job has finished: not while the twin
+# is open, nor if it was cancelled.
 HAS_BEEN_PUT: Final = f"""
     wanted.job_seq > :seq
        AND NOT EXISTS (
@@ -112,36 +113,19 @@ def count_open_jobs(connection: Connection, generation_id: int) -> int:
     return number
 
 
-def find_missing_of_source(
-    connection: Connection, building: Generation, seen_table: str, seq: int, job_ids: Sequence[UUID]
-) -> MissingRows:
-    """Return the source's rows that the generation lacks.
-
-    `seen_table` has the keys that the run with sequence number `seq` read; `job_ids` are jobs whose item errors excuse
-    a missing key.
-    """
-    return _find_missing(connection, building, f"vectormill.{seen_table}", "true", seq, job_ids)
-
-
-def find_missing_puts(
-    connection: Connection, building: Generation, live: Generation, seq: int, job_ids: Sequence[UUID]
-) -> MissingRows:
-    """Return the rows that clients wrote to the live generation since the run began and that the new one lacks.
-
-    `seq` is the run's sequence number. Rows whose twin job has not finished are not counted.
-    """
-    return _find_missing(connection, building, f"vectormill.{live.table_name}", HAS_BEEN_PUT, seq, job_ids)
-
-
-def _find_missing(
+def find_missing(
     connection: Connection,
     building: Generation,
     wanted: str,
-    condition: str,
     seq: int,
     job_ids: Sequence[UUID],
+    condition: str = "true",
 ) -> MissingRows:
-    names = {"wanted": wanted, "condition": condition, "table": table_name(building.id)}
+    """Return the rows of the table `wanted` that fulfil the SQL `condition` and that the generation lacks.
+
+    `seq` is the sequence number of the run; `job_ids` are jobs whose item errors excuse a missing key.
+    """
+    names = {"wanted": f"vectormill.{wanted}", "condition": condition, "table": table_name(building.id)}
     values: dict[str, Any] = {
         "collection_id": building.collection_id,
         "generation_id": building.id,

@@ -272,18 +272,7 @@ def scan_vectors(engine: Engine, generation: Generation, *, check: Callable[[], 
         table=generation.table_name, norm="vector_norm" if kind == FLOAT32 else "l2_norm"
     )
     values = {"tolerance": tolerance, "limit": MOST_NAMED_KEYS} if has_norms else {}
-    scans = _scan(engine, generation, statement, values, check)
-    if not has_norms:
-        return Soundness(sum(scan.num_rows for scan in scans))
-    return Soundness(
-        sum(scan.num_rows for scan in scans),
-        sum(scan.num_not_finite for scan in scans),
-        sum(scan.num_zero for scan in scans),
-        sum(scan.num_odd_norms for scan in scans),
-        min((scan.smallest_norm for scan in scans if scan.smallest_norm is not None), default=None),
-        max((scan.largest_norm for scan in scans if scan.largest_norm is not None), default=None),
-        _name_broken(scans),
-    )
+    return Soundness(**_scan(engine, generation, statement, values, check))
 
 
 # NOT BETWEEN finds NaN too: Postgres sorts it above every number.
@@ -325,20 +314,8 @@ def scan_validity(engine: Engine, generation: Generation, *, check: Callable[[],
     if generation.spec.result == SCORE:
         least, most = SCALES[generation.spec.activation]
         statement, values = SCAN_SCORES, values | {"least": least, "most": most}
-    scans = _scan(engine, generation, statement.format(table=generation.table_name), values, check)
-    return Validity(
-        generation.kind,
-        sum(scan.num_rows for scan in scans),
-        sum(scan.num_broken for scan in scans),
-        sum(scan.num_empty for scan in scans),
-        min((scan.smallest for scan in scans if scan.smallest is not None), default=None),
-        max((scan.largest for scan in scans if scan.largest is not None), default=None),
-        _name_broken(scans),
-    )
-
-
-def _name_broken(scans: Sequence[Row[Any]]) -> tuple[str, ...]:
-    return tuple(key for scan in scans for key in scan.broken_keys or ())[:MOST_NAMED_KEYS]
+    statement = statement.format(table=generation.table_name)
+    return Validity(generation.kind, **_scan(engine, generation, statement, values, check))
 
 
 def _scan(
@@ -347,17 +324,27 @@ def _scan(
     statement: str,
     values: Mapping[str, Any],
     check: Callable[[], None],
-) -> list[Row[Any]]:
+) -> dict[str, Any]:
     """Execute the statement for each range of blocks of a generation's table, each in its own transaction.
 
-    Return the statement's row for each range.
+    Return its columns over all ranges: sums, the smallest and the largest values, and the first keys.
     """
     with engine.connect() as connection:
         num_blocks = count_blocks(connection, generation).num_blocks
-    scans = []
+    scans: list[Row[Any]] = []
     for first in range(0, max(num_blocks, 1), BLOCKS_PER_SCAN):
         check()
         blocks = {"first": f"({first},0)", "end": f"({first + BLOCKS_PER_SCAN},0)"}
         with engine.connect() as connection:
             scans.append(connection.execute(text(statement), {**values, **blocks}).one())
-    return scans
+    return {name: _merge(name, column) for name, *column in zip(scans[0]._fields, *scans, strict=True)}
+
+
+def _merge(name: str, found: Sequence[Any]) -> Any:
+    """Return one value for the values of a column, which its name says how to merge."""
+    if name.startswith("num_"):
+        return sum(found)
+    if name == "broken_keys":
+        return tuple(key for keys in found for key in keys or ())[:MOST_NAMED_KEYS]
+    choose = min if name.startswith("smallest") else max
+    return choose((value for value in found if value is not None), default=None)

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -137,14 +137,11 @@ class Agreement:
         return self.num_differing == 0
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "num_compared": self.num_compared,
-            "smallest": None if self.smallest is None else round(self.smallest, 5),
-            "mean": None if self.mean is None else round(self.mean, 5),
-            "num_differing": self.num_differing,
-            "differing_keys": self.differing_keys,
-            "reason": self.reason,
+        rounded = {
+            name: None if value is None else round(value, 5)
+            for name, value in (("smallest", self.smallest), ("mean", self.mean))
         }
+        return {name: value for name, value in (asdict(self) | rounded).items() if name != "least"}
 
 
 def sample_texts(connection: Connection, generation: Generation, size: int) -> tuple[list[Item], str]:

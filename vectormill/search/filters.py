@@ -109,8 +109,13 @@ class _Values:
         return f":{name}"
 
 
-def compile_filter(condition: Filter, column: str) -> Condition:
-    """Compile a filter to SQL on `column`, a jsonb column that is an object or NULL. NOT treats NULL as false."""
+def compile_filter(condition: Filter | None, column: str) -> Condition:
+    """Compile a filter to SQL on `column`, a jsonb column that is an object or NULL. NOT treats NULL as false.
+
+    Without a filter, every row satisfies it.
+    """
+    if condition is None:
+        return Condition("true", {}, fits_nothing=True)
     values = _Values()
     return Condition(_compile(condition, column, values), values.bound, fits(condition, {}))
 

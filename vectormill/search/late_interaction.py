@@ -26,17 +26,14 @@ from vectormill.vectors.representations import limit_rows
 # A page by document is made of this many times as many of the best rows, since a document may have several among them.
 PASSAGES_PER_DOCUMENT: Final = 32
 
-READ_CANDIDATES: Final = """
-    SELECT vectors.key, array_send(vectors.multi_vector) AS halves, vectors.multi_vector_codes AS codes
-      FROM vectormill.{table} AS vectors
-     WHERE vectors.key = ANY(CAST(:keys AS text[]))
-"""
-READ_ALL: Final = """
+# Postgres leaves the attributes out where the condition does not name them.
+READ_ROWS: Final = """
     SELECT vectors.key, array_send(vectors.multi_vector) AS halves, vectors.multi_vector_codes AS codes
       FROM vectormill.{table} AS vectors
       LEFT JOIN vectormill.{attributes} AS attributes USING (key)
      WHERE {condition}
 """
+IS_CANDIDATE: Final = "vectors.key = ANY(CAST(:keys AS text[]))"
 
 
 def score_rows(
@@ -66,7 +63,7 @@ def score_rows(
 def _read_candidates(
     connection: Connection, generation: Generation, keys: Sequence[str]
 ) -> Iterator[Row[Any]]:
-    statement = text(READ_CANDIDATES.format(table=generation.table_name))
+    statement = text(READ_ROWS.format(condition=IS_CANDIDATE, **name_tables(generation)))
     num_rows = limit_rows(generation.spec.token_dimensions)
     for start in range(0, len(keys), num_rows):
         yield from connection.execute(statement, {"keys": list(keys[start : start + num_rows])})
@@ -77,11 +74,11 @@ def _read_all(
 ) -> Generator[Row[Any]]:
     """Yield every row that passes the filter, from a cursor on the server."""
     conditions, values = leave_out_own(search, document)
-    if search.condition is not None:
-        condition = compile_filter(search.condition, "attributes.metadata")
-        conditions.append(condition.sql)
-        values |= condition.values
-    statement = READ_ALL.format(condition=" AND ".join(["true", *conditions]), **name_tables(generation))
+    condition = compile_filter(search.condition, "attributes.metadata")
+    values |= condition.values
+    statement = READ_ROWS.format(
+        condition=" AND ".join([condition.sql, *conditions]), **name_tables(generation)
+    )
     options = {"yield_per": limit_rows(generation.spec.token_dimensions)}
     with connection.execute(text(statement), values, execution_options=options) as rows:
         yield from rows

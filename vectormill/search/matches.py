@@ -33,7 +33,7 @@ from vectormill.search.query_vectors import (
     make_sparse_query,
     read_vector,
 )
-from vectormill.search.rankings import Statement, write_candidates, write_given, write_round, write_search
+from vectormill.search.rankings import Ranking, Statement, write_given, write_round
 from vectormill.search.search import BY_TEXT, BY_VECTOR, VECTOR, Match, Nearest, Search, check_search
 from vectormill.vectors.representations import Representations
 
@@ -360,9 +360,9 @@ def find_one(
         num_candidates = max(LEAST_FUSED, FUSED_PER_ROW * search.num_wanted)
         candidates, reading = None, UNREAD
         if search.num_rankings:
-            write_all = partial(write_candidates, generation, search, queries, num_candidates, language)
+            best = Ranking(generation, search, queries, num_candidates, language)
             candidates, reading = plans.choose(
-                write_all, is_exact=False, is_filtered=search.condition is not None
+                best.write_keys, is_exact=False, is_filtered=search.condition is not None
             )
         else:
             reading = replace(UNREAD, num_rows_read=estimate_num_rows(connection, generation.table_name))
@@ -378,9 +378,9 @@ def find_one(
         if not (is_exact or in_parts or "sparse" in reading.by_index):
             continue  # the statement would be the last one
         repeated_because = None if in_parts or search.mode == BY_TEXT else shortage
-        write = partial(write_search, generation, search, queries, num_ranked, language)
+        ranking = Ranking(generation, search, queries, num_ranked, language)
         statement, reading = plans.choose(
-            write, is_exact=is_exact, is_filtered=search.condition is not None, in_parts=in_parts
+            ranking.write_page, is_exact=is_exact, is_filtered=search.condition is not None, in_parts=in_parts
         )
         rows = connection.execute(read_statement(statement.sql), statement.values).all()
         shortage = find_shortage(search, reading, rows, num_ranked)

@@ -75,17 +75,9 @@ class QueryVector:
     parts: tuple[str, ...] = ()
 
 
-# Read the vector of one row, and its document if it is a passage.
+# Read what the row of a key has in SQL, and its document if it is a passage.
 FIND_LIKE: Final = """
-    SELECT CAST({embedding} AS text) AS embedding, attributes.document
-      FROM vectormill.{table} AS vectors
-      LEFT JOIN vectormill.{attributes} AS attributes ON attributes.key = vectors.key
-     WHERE vectors.key = :key
-"""
-
-
-FIND_OUTPUTS: Final = """
-    SELECT {outputs} AS outputs, attributes.document
+    SELECT {wanted} AS found, attributes.document
       FROM vectormill.{table} AS vectors
       LEFT JOIN vectormill.{attributes} AS attributes ON attributes.key = vectors.key
      WHERE vectors.key = :key
@@ -108,7 +100,9 @@ def make_query_vector(
         return None
     document = None
     if like is not None:
-        values["query"], document = find_like(connection, generation, kind, like, values)
+        column = "vectors.embedding"
+        wanted = f"CAST({RESTORED.format(column=column) if kind == INT8 else column} AS text)"
+        values["query"], document = find_like(connection, generation, like, wanted, values)
     else:
         assert embedding is not None, "a search without a row that it is like has a vector"
         values["query"] = write_signs(embedding) if kind == BINARY else write_vector(embedding)
@@ -136,15 +130,8 @@ def find_representations(
 ) -> tuple[Representations, str | None]:
     """Return the outputs of the row `key`, and its document or None. Raise ItemNotFound."""
     kind = open_kind(driver_of(connection), generation.spec)
-    statement = FIND_OUTPUTS.format(
-        outputs=kind.sent(generation.spec, "vectors"),
-        table=generation.table_name,
-        attributes=attributes_name(generation.id),
-    )
-    row = connection.execute(text(statement), {"key": key}).one_or_none()
-    if row is None:
-        raise ItemNotFound(f"Collection {generation.collection!r} has no item {key!r} to compare with.")
-    return unpack(kind.read(row.outputs, generation.spec)[0]), row.document
+    outputs, document = find_like(connection, generation, key, kind.sent(generation.spec, "vectors"), {})
+    return unpack(kind.read(outputs, generation.spec)[0]), document
 
 
 def make_query_vectors(
@@ -217,22 +204,16 @@ def find_unit(generation: Generation, kind: str) -> float:
 
 
 def find_like(
-    connection: Connection, generation: Generation, kind: str, key: str, values: Mapping[str, object]
-) -> tuple[str, str | None]:
-    """Return the vector of the row `key` as text, int8 restored to floats, and its document or None.
-
-    Raise ItemNotFound.
-    """
-    column = "vectors.embedding"
+    connection: Connection, generation: Generation, key: str, wanted: str, values: Mapping[str, object]
+) -> tuple[Any, str | None]:
+    """Return the value of the SQL `wanted` for the row `key`, and its document or None. Raise ItemNotFound."""
     statement = FIND_LIKE.format(
-        embedding=RESTORED.format(column=column) if kind == INT8 else column,
-        table=generation.table_name,
-        attributes=attributes_name(generation.id),
+        wanted=wanted, table=generation.table_name, attributes=attributes_name(generation.id)
     )
     row = connection.execute(text(statement), {"key": key, **values}).one_or_none()
     if row is None:
         raise ItemNotFound(f"Collection {generation.collection!r} has no item {key!r} to compare with.")
-    return row.embedding, row.document
+    return row.found, row.document
 
 
 def write_vector(values: npt.NDArray[np.float32]) -> str:

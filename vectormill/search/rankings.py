@@ -111,89 +111,65 @@ class Statement:
     values: dict[str, object]
 
 
-def write_search(
-    generation: Generation,
-    search: Search,
-    queries: Mapping[str, QueryVector],
-    num_ranked: int | None,
-    language: str | None,
-    *,
-    is_exact: bool,
-    in_parts: bool = False,
-) -> Statement:
-    """Return the SQL statement of one search.
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The rows of a search in their order, each ranking with `num_ranked` rows, None for all.
 
     `queries` has a query for each of the search's outputs that make a ranking; `language`, a regconfig, is needed for
-    words. Each ranking has `num_ranked` rows, None for all. With `is_exact` the distance is written so that no vector
-    index matches it, and every row that passes the filter is compared. With `in_parts` the rows of a query in parts are
-    found by an index on each part.
+    words. With `is_exact` the distance is written so that no vector index matches it, and every row that passes the
+    filter is compared. With `in_parts` the rows of a query in parts are found by an index on each part.
     """
-    ranking = write_ranking(
-        generation, search, queries, num_ranked, language, is_exact=is_exact, in_parts=in_parts
-    )
-    return write_page(generation, search, ranking)
 
+    generation: Generation
+    search: Search
+    queries: Mapping[str, QueryVector]
+    num_ranked: int | None
+    language: str | None
 
-def write_candidates(
-    generation: Generation,
-    search: Search,
-    queries: Mapping[str, QueryVector],
-    num_ranked: int,
-    language: str | None,
-    *,
-    is_exact: bool,
-    in_parts: bool = False,
-) -> Statement:
-    """Return the SQL statement of the keys of the `num_ranked` best rows; see `write_search`."""
-    ranking = write_ranking(
-        generation, search, queries, num_ranked, language, is_exact=is_exact, in_parts=in_parts
-    )
-    return Statement(BEST_KEYS.format(ranking=ranking.sql), {**ranking.values, "num_candidates": num_ranked})
+    def write_page(self, *, is_exact: bool, in_parts: bool = False) -> Statement:
+        """Return the SQL statement of the page of the search."""
+        return write_page(self.generation, self.search, self._write(is_exact=is_exact, in_parts=in_parts))
+
+    def write_keys(self, *, is_exact: bool, in_parts: bool = False) -> Statement:
+        """Return the SQL statement of the keys of the `num_ranked` best rows."""
+        ranking = self._write(is_exact=is_exact, in_parts=in_parts)
+        values = {**ranking.values, "num_candidates": self.num_ranked}
+        return Statement(BEST_KEYS.format(ranking=ranking.sql), values)
+
+    def _write(self, *, is_exact: bool, in_parts: bool) -> Statement:
+        """Return the SQL of the ranking, or of several that are fused."""
+        names, search = name_tables(self.generation), self.search
+        values: dict[str, object] = {"num_ranked": self.num_ranked}
+        condition = compile_filter(search.condition, "attributes.metadata")
+        values |= condition.values
+        alone, unit, ranked = "", 1.0, []
+        for name, query in self.queries.items():
+            own, own_values = leave_out_own(search, query.document)
+            values |= query.values | own_values
+            nearest = write_nearest(
+                self.generation, query, condition, own, is_exact=is_exact, in_parts=in_parts
+            )
+            alone, unit = BY_DISTANCE.format(nearest=nearest, score=query.score), query.unit
+            ranked.append(RANKED.format(name=name, order="distance", ranking=nearest))
+        if search.reads_words:
+            values |= {"words": search.words, "language": self.language}
+            worded = WORDED.format(**names, words=WORDS, condition=condition.sql)
+            alone = BY_WORDS.format(worded=worded)
+            ranked.append(RANKED.format(name="text", order="rank DESC", ranking=worded))
+        if len(ranked) == 1:
+            return Statement(alone, {**values, "unit": unit})
+        values |= {
+            "vector_weight": search.vector_weight,
+            "sparse_weight": search.sparse_weight,
+            "text_weight": search.text_weight,
+            "constant": FUSION_CONSTANT,
+        }
+        return Statement(FUSED.format(rankings=" UNION ALL ".join(ranked)), values)
 
 
 def write_given(generation: Generation, search: Search, scores: Mapping[str, float]) -> Statement:
     """Return the SQL statement of the page of these rows, in the order of their scores."""
     return write_page(generation, search, Statement(GIVEN, {"keys": [*scores], "scores": [*scores.values()]}))
-
-
-def write_ranking(
-    generation: Generation,
-    search: Search,
-    queries: Mapping[str, QueryVector],
-    num_ranked: int | None,
-    language: str | None,
-    *,
-    is_exact: bool,
-    in_parts: bool = False,
-) -> Statement:
-    """Return the SQL of the ranking of a search, or of several that are fused; see `write_search`."""
-    names = name_tables(generation)
-    values: dict[str, object] = {"num_ranked": num_ranked}
-    condition = None
-    if search.condition is not None:
-        condition = compile_filter(search.condition, "attributes.metadata")
-        values |= condition.values
-    alone, unit, ranked = "", 1.0, []
-    for name, query in queries.items():
-        own, own_values = leave_out_own(search, query.document)
-        values |= query.values | own_values
-        nearest = write_nearest(generation, query, condition, own, is_exact=is_exact, in_parts=in_parts)
-        alone, unit = BY_DISTANCE.format(nearest=nearest, score=query.score), query.unit
-        ranked.append(RANKED.format(name=name, order="distance", ranking=nearest))
-    if search.reads_words:
-        values |= {"words": search.words, "language": language}
-        worded = WORDED.format(**names, words=WORDS, condition="true" if condition is None else condition.sql)
-        alone = BY_WORDS.format(worded=worded)
-        ranked.append(RANKED.format(name="text", order="rank DESC", ranking=worded))
-    if len(ranked) == 1:
-        return Statement(alone, {**values, "unit": unit})
-    values |= {
-        "vector_weight": search.vector_weight,
-        "sparse_weight": search.sparse_weight,
-        "text_weight": search.text_weight,
-        "constant": FUSION_CONSTANT,
-    }
-    return Statement(FUSED.format(rankings=" UNION ALL ".join(ranked)), values)
 
 
 def write_page(generation: Generation, search: Search, found: Statement) -> Statement:
@@ -225,10 +201,8 @@ def write_round(
         "unit": queries.unit,
         **queries.values,
     }
-    condition = None
-    if search.condition is not None:
-        condition = compile_filter(search.condition, "attributes.metadata")
-        values |= condition.values
+    condition = compile_filter(search.condition, "attributes.metadata")
+    values |= condition.values
     nearest = write_nearest(generation, queries, condition, [], is_exact=is_exact, in_parts=in_parts)
     statement = ROUND.format(
         array=queries.array,
@@ -246,17 +220,17 @@ def name_tables(generation: Generation) -> dict[str, str]:
 def write_nearest(
     generation: Generation,
     query: QueryVector,
-    condition: Condition | None,
+    condition: Condition,
     own: Sequence[str],
     *,
     is_exact: bool,
     in_parts: bool = False,
 ) -> str:
     """Return the SQL of the ranking by vector; `own` are additional SQL conditions."""
-    needs_attributes = condition is not None or query.document is not None
-    join = "JOIN" if condition is not None and not condition.fits_nothing else "LEFT JOIN"
+    needs_attributes = condition.sql != "true" or query.document is not None
+    join = "LEFT JOIN" if condition.fits_nothing else "JOIN"
     names = name_tables(generation)
-    conditions = ["true" if condition is None else condition.sql, *query.conditions, *own]
+    conditions = [condition.sql, *query.conditions, *own]
 
     def write(*more: str) -> str:
         return NEAREST.format(

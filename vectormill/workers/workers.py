@@ -101,25 +101,20 @@ def delete_worker(connection: Connection, name: str, incarnation: UUID) -> None:
 LIST_WORKERS = text("""
     SELECT name, incarnation, model, slots, report, started_at, heartbeat_at FROM vectormill.workers
      WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds)
+       AND (CAST(:name AS text) IS NULL OR name = :name)
      ORDER BY name LIMIT 10000
 """)
 
 
-def list_workers(connection: Connection) -> list[Worker]:
-    """List the live workers by name."""
-    return [Worker(*row) for row in connection.execute(LIST_WORKERS, {"alive_seconds": ALIVE_SECONDS})]
-
-
-FIND_WORKER = text("""
-    SELECT name, incarnation, model, slots, report, started_at, heartbeat_at FROM vectormill.workers
-     WHERE name = :name AND heartbeat_at > now() - make_interval(secs => :alive_seconds)
-""")
+def list_workers(connection: Connection, name: str | None = None) -> list[Worker]:
+    """List the live workers by name, or only the one with this name."""
+    rows = connection.execute(LIST_WORKERS, {"alive_seconds": ALIVE_SECONDS, "name": name})
+    return [Worker(*row) for row in rows]
 
 
 def find_worker(connection: Connection, name: str) -> Worker | None:
     """Return the live worker with this name; None if there is none."""
-    row = connection.execute(FIND_WORKER, {"name": name, "alive_seconds": ALIVE_SECONDS}).one_or_none()
-    return None if row is None else Worker(*row)
+    return next(iter(list_workers(connection, name)), None)
 
 
 # The workers of one launcher and model carry out one plan.

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from vectormill.collections.row_kinds import take_objects
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.jobs.item import Item
 from vectormill.search.matches import Plans, find_matches, make_queries, prepare, walk_plan
-from vectormill.search.rankings import write_search
+from vectormill.search.rankings import Ranking
 from vectormill.search.search import Search
 from vectormill.vectors.representations import Representations
 
@@ -130,8 +129,10 @@ def explain(
         queries = make_queries(connection, weighed.generation, search, query, None)
         assert queries is not None
         prepare(connection, search, 30)
-        write = partial(write_search, weighed.generation, search, queries, num_ranked, None)
-        statement, _ = Plans(connection, weighed.generation).choose(write, is_exact=False, is_filtered=False)
+        ranking = Ranking(weighed.generation, search, queries, num_ranked, None)
+        statement, _ = Plans(connection, weighed.generation).choose(
+            ranking.write_page, is_exact=False, is_filtered=False
+        )
         explained = text(f"EXPLAIN (FORMAT JSON) {statement.sql}")
         (plan,) = connection.execute(explained, statement.values).scalar_one()
     of_table = (weighed.generation.table_name, None)
