@@ -12,7 +12,6 @@ from vectormill.cli.jobs import read_input, read_lines
 from vectormill.cli.printing import listing, print_json, print_table, tell
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import JUDGE
-from vectormill.files.formats import INPUT_FORMATS, by_suffix
 from vectormill.jobs.item import PASSAGE
 from vectormill.models.suggestions import suggest_model
 
@@ -215,7 +214,8 @@ def rerank(
 
 def read_texts(input: str, key_field: str | None, text_field: str) -> "Iterable[ItemJson]":
     """Return the rows of a structured file, or the lines of any other, whose keys are their numbers."""
-    suffixes = tuple(by_suffix(INPUT_FORMATS))
-    if Path(input).is_dir() or input.lower().removesuffix(".gz").endswith(suffixes):
+    from vectormill.rows.inputs import find_format
+
+    if Path(input).is_dir() or find_format(input):
         return read_input(input, key_field, text_field, strict=True)
     return ({"key": str(number), "text": line.strip()} for number, line in enumerate(read_lines(input), 1))

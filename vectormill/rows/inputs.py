@@ -134,7 +134,7 @@ class TextTree:
         try:
             text = strip_mark(content, str(path)).decode()
         except (UnicodeDecodeError, InvalidItem) as error:
-            start = error.start if isinstance(error, UnicodeDecodeError) else 0
+            start = error.start if isinstance(error, UnicodeDecodeError) else 1  # of UTF-16
             if self.is_strict:
                 raise InvalidItem(
                     f"{path} is not UTF-8 text (byte {start}). Convert it, or move it out of {self.root}."

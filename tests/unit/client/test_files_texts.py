@@ -196,6 +196,8 @@ def test_a_file_that_is_not_utf8_travels_to_its_first_bad_byte_and_leaves_its_ne
     (tmp_path / "photo.png").write_bytes(b"PNG\x89" + bytes(range(256)) * 1000)
     items = [(item["key"], item["text"]) for item in read_texts(str(tmp_path))]
     assert items == [("a.txt", "one"), ("photo.png", "PNG\udc89")]
+    (tmp_path / "wide.txt").write_bytes("wide".encode("utf-16-le"))
+    assert find_text_failure(list(read_texts(str(tmp_path)))[2]["text"].encode(), 100)
     with pytest.raises(InvalidItem, match=r"photo\.png is not UTF-8 text \(byte 3\)"):
         list(read_texts(str(tmp_path), STRICT))
 
