@@ -1,7 +1,8 @@
 """ResultColumns: write the results of a collection's rows, for each kind, as JSON."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -26,71 +27,38 @@ from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME
 Parts = list[bytes | memoryview]
 
 
-class ResultColumns(Protocol):
-    """The JSON form of one kind of results."""
+@dataclass(frozen=True, slots=True)
+class ResultColumns:
+    """The JSON form of one kind of results, and their name in the parameter `include`.
 
-    @property
-    def part(self) -> str:
-        """Return the name of these results in the parameter `include`."""
-        ...
+    `measure` returns the approximate size of a row's result as JSON, in bytes. `write` returns the JSON of each row's
+    results as parts of an object: a comma, a name and a value for each field.
+    """
 
-    def measure(self, results: Results) -> int:
-        """Return the approximate size of a row's result as JSON, in bytes."""
-        ...
-
-    def write(self, results: Results, spec: EncodingSpec) -> Sequence[Parts]:
-        """Return the JSON of each row's results as parts of an object: a comma, a name and a value for each field."""
-        ...
+    part: str
+    measure: Callable[[Results], int]
+    write: Callable[[Results, EncodingSpec], Sequence[Parts]]
 
 
-class VectorColumns:
-    """The ResultColumns of vectors."""
-
-    part: Final = "vector"
-
-    def measure(self, results: Results) -> int:
-        return NUMBER_FORMATS[results.dtype].slot_bytes * int(results.shape[1])
-
-    def write(self, results: Results, spec: EncodingSpec) -> Sequence[Parts]:
-        written = NUMBER_FORMATS[results.dtype].write(results)
-        return [[b',"embedding":[', row.data] for row in written]
+def measure_numbers(results: Results) -> int:
+    return NUMBER_FORMATS[results.dtype].slot_bytes * int(results.shape[1])
 
 
-class ScoreColumns:
-    """The ResultColumns of scores."""
-
-    part: Final = "score"
-
-    def measure(self, results: Results) -> int:
-        return 40 * (1 + int(results.shape[1]))
-
-    def write(self, results: Results, spec: EncodingSpec) -> Sequence[Parts]:
-        rows = describe_numbers(results, spec.labels)
-        return [[b",", msgspec.json.encode(row)[1:-1]] for row in rows]
+def measure_objects(results: Results) -> int:
+    return max(1, sum(map(len, results)) // max(1, len(results)))
 
 
-class RecordColumns:
-    """The ResultColumns of records."""
-
-    part: Final = "output"
-
-    def measure(self, results: Results) -> int:
-        return max(1, sum(map(len, results)) // max(1, len(results)))
-
-    def write(self, results: Results, spec: EncodingSpec) -> Sequence[Parts]:
-        return [[b',"output":', output] for output in results]
+def write_embeddings(results: Results, spec: EncodingSpec) -> Sequence[Parts]:
+    written = NUMBER_FORMATS[results.dtype].write(results)
+    return [[b',"embedding":[', row.data] for row in written]
 
 
-class RepresentationColumns:
-    """The ResultColumns of representations: a field for each output, in the order of OUTPUTS."""
+def write_scores(results: Results, spec: EncodingSpec) -> Sequence[Parts]:
+    return [[b",", msgspec.json.encode(row)[1:-1]] for row in describe_numbers(results, spec.labels)]
 
-    part: Final = "vector"
 
-    def measure(self, results: Results) -> int:
-        return 6 * max(1, sum(map(len, results)) // max(1, len(results)))
-
-    def write(self, results: Results, spec: EncodingSpec) -> Sequence[Parts]:
-        return [write_representations(unpack(packed), spec) for packed in results]
+def write_records(results: Results, spec: EncodingSpec) -> Sequence[Parts]:
+    return [[b',"output":', output] for output in results]
 
 
 def describe_first(results: Results, spec: EncodingSpec) -> dict[str, Any]:
@@ -128,8 +96,12 @@ def write_numbers(rows: Results) -> memoryview:
 
 
 RESULT_COLUMNS: Final[Mapping[str, ResultColumns]] = {
-    VECTOR: VectorColumns(),
-    SCORE: ScoreColumns(),
-    RECORD: RecordColumns(),
-    REPRESENTATIONS: RepresentationColumns(),
+    VECTOR: ResultColumns("vector", measure_numbers, write_embeddings),
+    SCORE: ResultColumns("score", lambda results: 40 * (1 + int(results.shape[1])), write_scores),
+    RECORD: ResultColumns("output", measure_objects, write_records),
+    REPRESENTATIONS: ResultColumns(
+        "vector",
+        lambda results: 6 * measure_objects(results),
+        lambda results, spec: [write_representations(unpack(packed), spec) for packed in results],
+    ),
 }

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.streams.decimal_tables import HALF_SLOT_BYTES, WHOLE_SLOT_BYTES, write_halves, write_wholes
 from vectormill.domain.encoding import FLOAT32
+from vectormill.files.matrices import write_header
 from vectormill.files.parquet import open_writer
 from vectormill.jobs.export import ResultBlock
 from vectormill.jobs.job import Job
@@ -24,7 +25,7 @@ from vectormill.vectors.decimals import SLOT_BYTES, write_decimals
 from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, VectorType
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    pass
 
 Block = TypeVar("Block")
 Blocks = Generator[ResultBlock, None, None]
@@ -74,14 +75,8 @@ def write_npy(job: Job, blocks: Blocks) -> Pieces:
 
 
 def npy_header(job: Job) -> bytes:
-    header = io.BytesIO()
-    kind = delivered_type(job)
-    values = {
-        "descr": np.dtype(kind.row).str,
-        "fortran_order": False,
-        "shape": (job.num_items, kind.width(job.spec.dimensions)),
-    }
-    np.lib.format.write_array_header_1_0(header, values)
+    header, kind = io.BytesIO(), delivered_type(job)
+    write_header(header, job.num_items, kind.width(job.spec.dimensions), np.dtype(kind.row))
     return header.getvalue()
 
 
@@ -93,39 +88,26 @@ def measure_npy(job: Job) -> int:
     )
 
 
-class PieceSink(io.RawIOBase):
-    """A write-only file for pyarrow that keeps written bytes in memory until `take` returns them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._parts: list[bytes] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, part: "Buffer") -> int:
-        copied = bytes(part)
-        self._parts.append(copied)
-        return len(copied)
-
-    def take(self) -> bytes:
-        piece = b"".join(self._parts)
-        self._parts.clear()
-        return piece
+def take_written(sink: io.BytesIO) -> bytes:
+    """Return what was written to a file in memory since the last call."""
+    piece = sink.getvalue()
+    sink.seek(0)
+    sink.truncate()
+    return piece
 
 
 def write_groups(
     schema: pa.Schema, blocks: Generator[Any, None, None], groups: Iterable[list[Any]], **options: Any
 ) -> Pieces:
     """Yield a Parquet file with a row group for each list of columns; then close `blocks`, their origin."""
-    sink = PieceSink()
+    sink = io.BytesIO()
     writer = open_writer(pa.PythonFile(sink, mode="w"), schema, **options)
     with closing(blocks), writer:
         for columns in groups:
             writer.write_table(pa.table(columns, schema=schema))
-            yield sink.take()
+            yield take_written(sink)
         writer.close()
-        yield sink.take()
+        yield take_written(sink)
 
 
 def start_reading(blocks: Iterator[Block]) -> Generator[Block, None, None]:

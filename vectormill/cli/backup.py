@@ -8,6 +8,7 @@ import typer
 from vectormill.cli.command import command
 from vectormill.cli.jobs import name_output
 from vectormill.cli.printing import tell
+from vectormill.files.outputs import check_outputs
 
 app = typer.Typer()
 
@@ -30,7 +31,6 @@ def backup(output: Path, *, data_dir: Path | None = None) -> None:
     from vectormill.cli.endpoint import find_database
     from vectormill.db.backup import dump
     from vectormill.embedded.binaries import find_client
-    from vectormill.files.outputs import check_outputs
 
     began = time.monotonic()
     path = name_output(output)

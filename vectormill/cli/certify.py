@@ -10,6 +10,7 @@ from vectormill.cli.command import command
 from vectormill.cli.exits import ITEMS_FAILED
 from vectormill.cli.jobs import name_output, tell_written
 from vectormill.cli.printing import Outcome, listing, print_facts, print_report, tell
+from vectormill.files.outputs import check_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -77,7 +78,6 @@ def certify(
         to (FILE): The certificate to write. By default, a file of the model in the data directory, where workers look
             for it.
     """
-    from vectormill.files.outputs import check_outputs
     from vectormill.models.registry import open_registry
     from vectormill.settings import load_settings
     from worker.certificates.certificate import name_certificate
@@ -220,8 +220,6 @@ def certificate(client: "Client", job_id: str, *, out: Path = Path("-")) -> str 
     Args:
         out (-o, FILE): The file to write, or - for stdout.
     """
-    from vectormill.files.outputs import check_outputs
-
     path = name_output(out)
     check_outputs([path])
     client.certificate(job_id, path)

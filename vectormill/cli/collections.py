@@ -28,6 +28,7 @@ from vectormill.collections.collection import RECORDS, SCORES, VECTORS
 from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.errors import InvalidOption
 from vectormill.files.formats import OUTPUT_FORMATS, RowsName, describe_outputs
+from vectormill.files.outputs import check_outputs, choose_format
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -187,8 +188,6 @@ def export(
             default the first two.
         after (KEY): Write only rows after this key, to continue an export.
     """
-    from vectormill.files.outputs import check_outputs, choose_format
-
     path = name_output(out)
     kind = choose_format(path, format)
     if not OUTPUT_FORMATS[kind].has_keys:

@@ -29,6 +29,14 @@ from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import EMBED, EXTRACT, JUDGE, TASKS, VECTOR, ActivationName
 from vectormill.files.formats import OUTPUT_FORMATS, OutputName, RowsName, describe_outputs
+from vectormill.files.outputs import (
+    STDIN,
+    STDOUT,
+    check_vectors,
+    choose_format,
+    open_replacement,
+    write_vectors,
+)
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -201,8 +209,6 @@ def extract(
         confidences: Write the model's confidence with each span.
         show (N, from 0): Print the first N texts with their spans marked.
     """
-    from vectormill.files.outputs import choose_format
-
     if show and ("-" in (input, str(out)) or choose_format(out, format) != "ndjson"):
         raise InvalidOption(
             "--show reads the texts and the records again: INPUT must be a file, and OUT must end in .jsonl."
@@ -226,8 +232,6 @@ def carry_out(files: Files, service: Service, wanted: dict[str, Any], *, is_pati
 
     Raise CommandFailed if the job has no results.
     """
-    from vectormill.files.outputs import STDIN, STDOUT, check_vectors, choose_format, write_vectors
-
     # Check the arguments and the first items before anything is started.
     out, errors = name_output(files.out), files.errors
     kind = choose_format(out, files.format)
@@ -295,7 +299,6 @@ def _watch(client: "Client", job: Job, *, is_patient: bool) -> Job:
 def _report_failures(client: "Client", job: Job, errors: Path | None) -> None:
     """Write all failed items to the file, if one was named, and print the first of them."""
     from vectormill.files.ndjson import encode_line
-    from vectormill.files.outputs import open_replacement
 
     with ExitStack() as cleanup:
         file = None if errors is None else cleanup.enter_context(open_replacement(errors))

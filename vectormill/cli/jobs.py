@@ -20,6 +20,7 @@ from vectormill.domain.encoding import RequestedOptions, find_result
 from vectormill.domain.errors import InvalidItem, InvalidOption
 from vectormill.domain.task import EMBED, TASKS, VECTOR
 from vectormill.files.formats import InputName, OutputName
+from vectormill.files.outputs import STDOUT, check_vectors, choose_format, write_vectors
 from vectormill.jobs.bottleneck import WAIT
 from vectormill.jobs.job import CANCELLING, FILE
 
@@ -150,15 +151,11 @@ def read_input(
 
 def name_output(out: Path) -> Path:
     """Return the file that -o names; - is stdout."""
-    from vectormill.files.outputs import STDOUT
-
     return STDOUT if str(out) == "-" else out
 
 
 def tell_written(path: Path) -> str | None:
     """Return the sentence with which a command ends that has written a file; none if that was stdout."""
-    from vectormill.files.outputs import STDOUT
-
     return None if path == STDOUT else f"Wrote {path}."
 
 
@@ -331,8 +328,6 @@ def export(
     Args:
         partial: Export what is there even if the job has not ended.
     """
-    from vectormill.files.outputs import check_vectors, choose_format, write_vectors
-
     path = name_output(out)
     kind = choose_format(path, format)
     check_vectors(path, kind)

@@ -30,12 +30,12 @@ def write_matrix(vectors: Path, matrix: Path) -> int:
         for batch in file.iter_batches(BATCH_ROWS, columns=["key", "embedding"]):
             rows = flatten_vectors(batch.column("embedding"), batch.num_rows)
             if is_first:
-                _write_header(values, num_rows, rows.shape[1], rows.dtype)
+                write_header(values, num_rows, rows.shape[1], rows.dtype)
                 is_first = False
             values.write(rows.tobytes())
             keys.write(b"".join(json.dumps(key).encode() + b"\n" for key in batch.column("key").to_pylist()))
         if is_first:
-            _write_header(values, 0, 0, np.dtype("<f4"))
+            write_header(values, 0, 0, np.dtype("<f4"))
     return int(num_rows)
 
 
@@ -45,6 +45,7 @@ def flatten_vectors(column: pyarrow.Array, num_rows: int) -> npt.NDArray[Any]:
     return values.reshape(num_rows, -1)
 
 
-def _write_header(file: BinaryIO, num_rows: int, width: int, number: "np.dtype[Any]") -> None:
+def write_header(file: BinaryIO, num_rows: int, width: int, number: "np.dtype[Any]") -> None:
+    """Write the header of a .npy file [num_rows, width]."""
     header = {"descr": number.str, "fortran_order": False, "shape": (num_rows, width)}
     np.lib.format.write_array_header_1_0(file, header)
