@@ -1,7 +1,6 @@
 """Tests of the client's requests and of broken answers; tests/integration/cli uses the real API."""
 
 import gzip
-import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -128,15 +127,6 @@ def test_without_an_address_that_of_the_environment_is_used(monkeypatch: pytest.
     monkeypatch.delenv("VECTORMILL_API_URL")
     with Client() as client:
         assert client.base_url == DEFAULT_URL
-
-
-def test_an_export_that_breaks_off_in_a_file_object_keeps_what_came() -> None:
-    def break_off(request: httpx.Request) -> httpx.Response:
-        raise httpx.ReadError("reset")
-
-    transport = httpx.MockTransport(break_off)
-    with Client(transport=transport) as client, pytest.raises(ApiUnreachable, match="broke"):
-        client.export("j", io.BytesIO())
 
 
 def test_a_library_that_is_missing_is_named_with_the_extra_that_has_it(
