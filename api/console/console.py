@@ -16,6 +16,7 @@ from api.console.history import Histories
 from api.console.live import LOOK_SECONDS, Rendered
 from api.watch import Watch
 from vectormill.collections.collection import find_kind
+from vectormill.collections.sizing import describe_bytes
 from vectormill.keys.api_key import WRITE, includes
 from vectormill.runs.run import STEERABLE_RUN_STATES
 from vectormill.workers.plan_picture import format_gib
@@ -34,7 +35,7 @@ DIGEST_LETTERS: Final = 12
 FILTERS: Final = {
     "count": words.tell_count,
     "about": words.tell_about,
-    "bytes": words.tell_bytes,
+    "bytes": describe_bytes,
     "gib": format_gib,
     "rate": words.tell_rate,
     "share": words.tell_share,

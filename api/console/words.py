@@ -40,16 +40,6 @@ def tell_about(number: float) -> str:
     return f"{float(f'{number:.1g}'):,.0f}"
 
 
-def tell_bytes(num_bytes: float) -> str:
-    """Format a number of bytes: 512 B, 1.5 KiB, 230 MiB, 4.2 GiB."""
-    unit = "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if num_bytes < 1024:
-            break
-        num_bytes, unit = num_bytes / 1024, larger
-    return f"{num_bytes:,.0f} {unit}" if unit == "B" or num_bytes >= 100 else f"{num_bytes:,.1f} {unit}"
-
-
 def tell_rate(number: float | None) -> str:
     """Format a rate: 1,234, and with two significant digits below ten, such as 0.25; – for none."""
     if not number:

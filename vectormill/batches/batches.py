@@ -7,7 +7,7 @@ claims it after the lease has expired repeats the step from its beginning.
 import contextlib
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 from uuid import UUID, uuid4
 
@@ -128,13 +128,9 @@ def create_batch(connection: Connection, new: NewRequestBatch) -> RequestBatch:
     connection.execute(
         INSERT_BATCH,
         {
+            **asdict(new),
             "id": batch_id,
-            "endpoint": new.endpoint,
-            "input_file_id": new.input_file_id,
-            "completion_window": new.completion_window,
             "metadata": None if new.metadata is None else to_jsonb(dict(new.metadata)),
-            "output_lifetime_seconds": new.output_lifetime_seconds,
-            "idempotency_key": new.idempotency_key,
             "content_hash": content_hash,
             "window_seconds": window_seconds,
         },
@@ -348,7 +344,7 @@ def fail_batch(
     connection: Connection, lease: Lease, faults: Sequence[BatchFault], num_lines: int = 0
 ) -> None:
     """End a batch as failed, because none of its requests can be answered. Raise LeaseLost."""
-    errors = to_jsonb([fault.to_json() for fault in faults])
+    errors = to_jsonb(list(map(asdict, faults)))
     lease.release(connection, FAIL_BATCH, errors=errors, num_lines=num_lines)
     connection.execute(FORGET_REFUSALS, {"batch_id": lease.key})
 

@@ -17,7 +17,7 @@ from vectormill.batches.request_batch import (
     RequestFile,
     name_file,
 )
-from vectormill.operation import Identifier, one_of
+from vectormill.operation import Identifier, describe, one_of
 
 MOST_PAIRS: Final = 16
 LARGEST_PAGE: Final = 100
@@ -162,26 +162,20 @@ def describe_batch(batch: RequestBatch) -> BatchBody:
     """Return the JSON body that describes the batch."""
     num_completed, num_failed = batch.count_lines()
     num_tokens = batch.num_tokens if batch.is_ended else batch.job_tokens or 0
-    return BatchBody(
+    moments = {
+        name: _to_seconds(getattr(batch, name)) for name in BatchBody.__annotations__ if name.endswith("_at")
+    }
+    return describe(
+        BatchBody,
+        batch,
+        **moments,
         id=batch.name,
         object="batch",
-        endpoint=batch.endpoint,
-        model=batch.model,
         errors=FaultList(object="list", data=cast(list[FaultBody], batch.errors)) if batch.errors else None,
         input_file_id=name_file(batch.input_file_id),
-        completion_window=batch.completion_window,
         status=batch.state,
         output_file_id=None if batch.output_file_id is None else name_file(batch.output_file_id),
         error_file_id=None if batch.error_file_id is None else name_file(batch.error_file_id),
-        created_at=int(batch.created_at.timestamp()),
-        in_progress_at=_to_seconds(batch.in_progress_at),
-        expires_at=int(batch.expires_at.timestamp()),
-        finalizing_at=_to_seconds(batch.finalizing_at),
-        completed_at=_to_seconds(batch.completed_at),
-        failed_at=_to_seconds(batch.failed_at),
-        expired_at=_to_seconds(batch.expired_at),
-        cancelling_at=_to_seconds(batch.cancelling_at),
-        cancelled_at=_to_seconds(batch.cancelled_at),
         request_counts=CountsBody(total=batch.num_lines, completed=num_completed, failed=num_failed),
         usage=BatchUsage(
             input_tokens=num_tokens,
@@ -190,9 +184,7 @@ def describe_batch(batch: RequestBatch) -> BatchBody:
             input_tokens_details={"cached_tokens": 0},
             output_tokens_details={"reasoning_tokens": 0},
         ),
-        metadata=batch.metadata,
         job_id=str(batch.job_id) if batch.job_state is not None else None,
-        job_state=batch.job_state,
     )
 
 

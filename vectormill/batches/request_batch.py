@@ -106,9 +106,6 @@ class BatchFault:
     line: int | None = None
     param: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return {"code": self.code, "message": self.message, "line": self.line, "param": self.param}
-
 
 @dataclass(frozen=True, slots=True)
 class NewRequestBatch:

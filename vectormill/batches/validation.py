@@ -11,7 +11,6 @@ from uuid import uuid4
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Connection
 
 from vectormill.batches.answers import Refusal, add_refusals
 from vectormill.batches.batches import HeldBatch, begin_progress, begin_reading, fail_batch
@@ -93,7 +92,15 @@ class Validation:
                 self._fail()
                 return
             self._store_refusals()
-            writer.finish(lambda connection, _: self._begin_progress(connection))
+            writer.finish(
+                lambda connection, _: begin_progress(
+                    connection,
+                    self._held.lease,
+                    model=new_job.spec.model,
+                    num_lines=self._num_lines,
+                    num_refused=self._num_refused,
+                )
+            )
 
     def _read(self) -> Iterator[tuple[int, bytes | None]]:
         pieces = read_file(self._held.engine, self._file)
@@ -238,16 +245,6 @@ class Validation:
                 self._held.lease.keep(connection)
                 add_refusals(connection, self._batch.id, self._refusals)
             self._refusals = []
-
-    def _begin_progress(self, connection: Connection) -> None:
-        assert self._spec is not None
-        begin_progress(
-            connection,
-            self._held.lease,
-            model=self._spec.model,
-            num_lines=self._num_lines,
-            num_refused=self._num_refused,
-        )
 
     def _fail(self) -> None:
         faults = self._faults or [BatchFault("empty_file", "The file has no requests; write one per line.")]

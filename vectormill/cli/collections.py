@@ -25,13 +25,13 @@ from vectormill.cli.printing import (
 )
 from vectormill.cli.runs import describe_outcome, look_at_indexing, look_at_run
 from vectormill.collections.collection import RECORDS, SCORES, VECTORS
+from vectormill.collections.sizing import describe_bytes
 from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.errors import InvalidOption
 from vectormill.files.formats import OUTPUT_FORMATS, RowsName, describe_outputs
 from vectormill.files.outputs import check_outputs, choose_format
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.text import Text
 
     from vectormill.client import Client
@@ -42,7 +42,6 @@ app = typer.Typer(
     help="Create, show, export, check and delete collections.",
 )
 
-BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 # From the largest unit down: an age is shown in the first unit of which it has at least two.
 TIME_UNITS: Final = (("days", 86_400), ("h", 3600), ("min", 60))
 GENERATION_COLUMNS: Final = (
@@ -129,9 +128,21 @@ def list_all(client: "Client") -> Iterator[Collection]:
 
 
 def show_collection(collection: Collection) -> None:
-    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
 
-    make_report_console().print(Group(*_page(collection)))
+    console = make_report_console()
+    headline = ("  " + _headline(collection), "dim")
+    console.print(Text.assemble("\n", (collection["name"], "bold"), headline, "\n"))
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim")
+    facts.add_column(overflow="fold")
+    for name, value in _facts(collection):
+        facts.add_row(name, value)
+    console.print(facts)
+    for title, columns, rows in _sections(collection):
+        if rows:
+            print_report(title, columns, rows)
 
 
 @command(
@@ -385,16 +396,6 @@ def discard(client: "Client", collection: str, generation_id: int) -> None:
     )
 
 
-def describe_bytes(num_bytes: float) -> str:
-    """Format a number of bytes, such as "1.5 GiB"."""
-    unit = BYTE_UNITS[0]
-    for unit in BYTE_UNITS:
-        if num_bytes < 1024 or unit == BYTE_UNITS[-1]:
-            break
-        num_bytes /= 1024
-    return f"{num_bytes:,.0f} {unit}" if unit == "B" or num_bytes >= 100 else f"{num_bytes:,.1f} {unit}"
-
-
 def describe_age(seconds: float | None) -> str:
     """Format an age, such as "3 h ago"; "never" for None."""
     if seconds is None:
@@ -405,18 +406,9 @@ def describe_age(seconds: float | None) -> str:
     return f"{max(seconds, 0):.0f} s ago"
 
 
-def _page(collection: Collection) -> "Iterator[RenderableType]":
-    from rich.table import Table
-    from rich.text import Text
-
-    yield Text.assemble("\n", (collection["name"], "bold"), ("  " + _headline(collection), "dim"), "\n")
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim")
-    facts.add_column(overflow="fold")
-    for name, value in _facts(collection):
-        facts.add_row(name, value)
-    yield facts
-    yield from _section("generations", GENERATION_COLUMNS, _generation_rows(collection["generations"]))
+def _sections(collection: Collection) -> Iterator[tuple[str, tuple[str, ...], Sequence[Sequence[Any]]]]:
+    """Yield the title, the columns and the rows of each table below the facts."""
+    yield "generations", GENERATION_COLUMNS, _generation_rows(collection["generations"])
     indexes = [
         (
             index["name"],
@@ -427,12 +419,12 @@ def _page(collection: Collection) -> "Iterator[RenderableType]":
         for generation in collection["generations"]
         for index in generation["indexes"]
     ]
-    yield from _section("indexes", ("name", "state", "size", "on"), indexes)
+    yield "indexes", ("name", "state", "size", "on"), indexes
     jobs = [
         (job["id"], _state(job["state"]), f"{job['num_done'] + job['num_failed']:,} of {job['num_items']:,}")
         for job in collection["open_jobs"]
     ]
-    yield from _section("jobs that write to it", ("id", "state", "items"), jobs)
+    yield "jobs that write to it", ("id", "state", "items"), jobs
     schedules = [
         (
             each["name"],
@@ -442,10 +434,8 @@ def _page(collection: Collection) -> "Iterator[RenderableType]":
         )
         for each in collection["schedules"]
     ]
-    yield from _section("schedules", ("name", "cron", "timezone", "next due"), schedules)
-    yield from _section(
-        "last runs", ("id", "kind", "state", "seen", "failed", "ended"), _run_rows(collection["runs"])
-    )
+    yield "schedules", ("name", "cron", "timezone", "next due"), schedules
+    yield "last runs", ("id", "kind", "state", "seen", "failed", "ended"), _run_rows(collection["runs"])
 
 
 def _headline(collection: Collection) -> str:
@@ -467,7 +457,7 @@ def describe_results(collection: Collection) -> str:
     return f"{model}, {collection['dimensions']} dimensions"
 
 
-def _facts(collection: Collection) -> "Iterator[tuple[str, RenderableType]]":
+def _facts(collection: Collection) -> "Iterator[tuple[str, Text]]":
     from rich.text import Text
 
     exact = collection["exact_rows"]
@@ -557,20 +547,6 @@ def _run_rows(runs: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
         )
         for run in runs
     ]
-
-
-def _section(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> "Iterator[RenderableType]":
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    if not rows:
-        return
-    yield Text(f"\n{title}", style="bold")
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
-    yield table
 
 
 def _state(state: str) -> "Text":

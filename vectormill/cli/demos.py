@@ -234,14 +234,6 @@ def list_pairs(num_pairs: int | None) -> "list[ItemJson]":
     return pairs
 
 
-def read_scores(client: "Client", job_id: str) -> Iterator[Json]:
-    return client.scores(job_id, partial=True)
-
-
-def is_score(result: Json) -> bool:
-    return math.isfinite(result["score"])
-
-
 def compare_scores(client: "Client", pairs: Sequence["ItemJson"], results: Results) -> DemoReport:
     """Report how well the scores separate a sentence's own continuation from that of another sentence."""
     scores = {key: float(result["score"]) for key, result in results.items()}
@@ -349,8 +341,8 @@ DEMOS: Final[Mapping[str, TaskDemo]] = {
             noun="pair",
             choose_weights=choose_embedder,
             list_items=list_pairs,
-            read_results=read_scores,
-            is_sound=is_score,
+            read_results=lambda client, job_id: client.scores(job_id, partial=True),
+            is_sound=lambda result: math.isfinite(result["score"]),
             find=compare_scores,
         ),
         TaskDemo(

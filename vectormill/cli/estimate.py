@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from vectormill.cli.collections import describe_bytes
 from vectormill.cli.command import Names, command
 from vectormill.cli.jobs import PAIR_FIELD, read_input
 from vectormill.cli.printing import print_facts, tell
 from vectormill.cli.sources import leave_out
+from vectormill.collections.sizing import describe_bytes
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidOption, UnknownModel
 from vectormill.domain.task import EMBED, TASKS

@@ -133,7 +133,7 @@ def _make_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> "Table
     for title in columns:
         table.add_column(Text(title, overflow="fold"), overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_plain(cell)) for cell in row))
+        table.add_row(*(cell if isinstance(cell, Text) else Text(_plain(cell)) for cell in row))
     longest = max(map(cell_len, map(str, table.columns[0].cells)), default=0)
     table.columns[0].width = longest if longest <= NAME_WIDTH else None
     return table

@@ -229,22 +229,10 @@ def look_at_indexing(run: Run) -> "ProgressView":
     """Return the progress of an index run: the current build, its phase and its share done."""
     from vectormill.client.views import ProgressView
 
-    share = find_share(run)
-    return ProgressView(describe_build_stage(run), "" if share is None else f"{share:.0%}", share)
-
-
-def find_share(run: Run) -> float | None:
-    """Return the share done of a build's current phase, from 0 to 1; None if unknown."""
-    share = (run["report"].get("indexing", {}).get("progress") or {}).get("share")
-    return None if share is None else float(share)
-
-
-def describe_build_stage(run: Run) -> str:
-    """Return the name and phase of the current build, or else the run's state."""
-    progress = run["report"].get("indexing", {}).get("progress")
-    if run["state"] != "running" or not progress:
-        return str(run["state"])
-    return f"{progress['index']}: {progress['phase']}"
+    build = run["report"].get("indexing", {}).get("progress") or {}
+    share = build.get("share")
+    stage = f"{build['index']}: {build['phase']}" if build and run["state"] == RUNNING else run["state"]
+    return ProgressView(stage, "" if share is None else f"{share:.0%}", share)
 
 
 def describe_outcome(run: Run) -> list[str]:

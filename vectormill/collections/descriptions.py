@@ -14,7 +14,12 @@ from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import OperationalError
 
 from vectormill.collections.generation_tables import table_name
-from vectormill.collections.indexes import COUNTED_BYTES, BuildProgress, find_progress
+from vectormill.collections.indexes import (
+    COUNTED_BYTES,
+    BuildProgress,
+    find_progress,
+    find_wishes,
+)
 from vectormill.db.locks import limit_time
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, SearchTimeout
@@ -174,10 +179,6 @@ def _collection_row(row: Row[Any]) -> CollectionRow:
     return CollectionRow(**values)
 
 
-FIND_WISHES = text("""
-    SELECT index_policy, index_options, filters FROM vectormill.collections WHERE id = :id
-""")
-
 LIST_GENERATIONS = """
     SELECT generation.id, generation.state, generation.fingerprint, generation.spec, generation.created_at,
            generation.live_at, generation.retired_at, generation.report,
@@ -268,13 +269,13 @@ def describe_collection(
     of_it = {"id": row.id}
     generations = _list_generations(connection, row.id)
     live = next(generation for generation in generations if generation.state == "live")
-    wishes = connection.execute(FIND_WISHES, of_it).one()
+    wishes = find_wishes(connection, live.id)
     waiting = connection.execute(COUNT_WAITING_CHANGES, of_it | {"limit": MOST_WAITING_CHANGES}).one()
     return CollectionDescription(
         row=row,
-        index_policy=wishes.index_policy,
-        index_options=wishes.index_options,
-        filters=wishes.filters,
+        index_policy=wishes.policy,
+        index_options=wishes.options,
+        filters=list(wishes.filters),
         generations=generations,
         coverage=_find_coverage(connection, row.id),
         num_waiting_changes=waiting.num_waiting,

@@ -6,7 +6,7 @@ of records, or the packed form of representations.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -286,11 +286,25 @@ class Scores(Numbers):
 JSONB_OID: Final = 3802
 
 
-class Records:
+class Objects:
+    """Shared code of kinds whose results are objects [n], of sizes without a bound."""
+
+    text_columns = KEPT_TEXT
+
+    def gathered(self, sent: str) -> str:
+        return f"array_agg({sent})"
+
+    def missing(self, num_rows: int, spec: EncodingSpec) -> Results:
+        return take_objects([None] * num_rows)
+
+    def row_bytes(self, spec: EncodingSpec) -> int | None:
+        return None
+
+
+class Records(Objects):
     """The RowKind of records. Results are objects [n], each JSON as bytes that jsonb accepts."""
 
     result = RECORD
-    text_columns = KEPT_TEXT
 
     def columns(self, spec: EncodingSpec) -> tuple[Column, ...]:
         return (Column("output", "jsonb"),)
@@ -301,18 +315,9 @@ class Records:
     def sent(self, spec: EncodingSpec, table: str) -> str:
         return f"CAST({table}.output AS text)"
 
-    def gathered(self, sent: str) -> str:
-        return f"array_agg({sent})"
-
     def read(self, wire: Any, spec: EncodingSpec) -> Results:
         texts: list[str] = [wire] if isinstance(wire, str) else wire
         return take_objects([text.encode() for text in texts])
-
-    def missing(self, num_rows: int, spec: EncodingSpec) -> Results:
-        return take_objects([None] * num_rows)
-
-    def row_bytes(self, spec: EncodingSpec) -> int | None:
-        return None
 
     def make_arrays(
         self, cursor: Cursor[Any], results: Results, spec: EncodingSpec
@@ -339,7 +344,7 @@ NOT_BOTH_NULL: Final = " CHECK (num_nonnulls(multi_vector, multi_vector_codes) >
 
 
 @dataclass(frozen=True, slots=True)
-class ManyRepresentations:
+class ManyRepresentations(Objects):
     """The RowKind of representations. Results are objects [n], each the packed form of an item's outputs.
 
     Dense vectors have the column type of the kind Vectors, sparse ones are a sparsevec. Multi-vectors are an array of
@@ -352,13 +357,7 @@ class ManyRepresentations:
     codebook: Codebook | None = None
     writes_codes: bool = False
 
-    @property
-    def result(self) -> str:
-        return REPRESENTATIONS
-
-    @property
-    def text_columns(self) -> tuple[str, ...]:
-        return KEPT_TEXT
+    result: ClassVar[str] = REPRESENTATIONS
 
     def columns(self, spec: EncodingSpec) -> tuple[Column, ...]:
         types = {
@@ -377,9 +376,6 @@ class ManyRepresentations:
 
     def sent(self, spec: EncodingSpec, table: str) -> str:
         return f"record_send(ROW({', '.join(f'{table}.{column.name}' for column in self.columns(spec))}))"
-
-    def gathered(self, sent: str) -> str:
-        return f"array_agg({sent})"
 
     def read(self, wire: Any, spec: EncodingSpec) -> Results:
         rows: list[bytes] = wire if isinstance(wire, list) else [wire]
@@ -409,12 +405,6 @@ class ManyRepresentations:
             return read_vectors(halves, spec.token_dimensions)
         assert codes is not None, "a row has halves or codes"
         return restore(codes, self.codebook)
-
-    def missing(self, num_rows: int, spec: EncodingSpec) -> Results:
-        return take_objects([None] * num_rows)
-
-    def row_bytes(self, spec: EncodingSpec) -> int | None:
-        return None
 
     def make_arrays(
         self, cursor: Cursor[Any], results: Results, spec: EncodingSpec

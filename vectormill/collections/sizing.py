@@ -1,4 +1,4 @@
-"""The disk that the rows of a collection take in Postgres, computed from how its pages are filled. Uses no SQL."""
+"""The disk that rows take in Postgres, computed from how its pages are filled, and sizes in words. Uses no SQL."""
 
 from typing import Final
 
@@ -47,3 +47,13 @@ def _fill_pages(sizes: list[int]) -> float:
             num_pages, left = num_pages + 1, PAGE_BYTES - PAGE_HEADER
         left -= taken
     return num_pages * PAGE_BYTES / NUM_ROWS
+
+
+def describe_bytes(num_bytes: float) -> str:
+    """Format a number of bytes: 512 B, 1.5 KiB, 230 MiB, 4.2 GiB."""
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if num_bytes < 1024:
+            break
+        num_bytes, unit = num_bytes / 1024, larger
+    return f"{num_bytes:,.0f} {unit}" if unit == "B" or num_bytes >= 100 else f"{num_bytes:,.1f} {unit}"

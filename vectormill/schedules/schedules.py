@@ -221,8 +221,6 @@ def resume_schedule(connection: Connection, name: str) -> Schedule:
     return find_schedule(connection, name)
 
 
-FIND_SCHEDULE_ID = text("SELECT id FROM vectormill.schedules WHERE name = :name")
-
 # The runs of a schedule are found through the index of (schedule_id, due_at), and then sorted.
 LIST_RUNS_OF_SCHEDULE = text(f"""
     SELECT {RUN_COLUMNS} {FROM_RUNS}
@@ -240,10 +238,8 @@ def list_scheduled_runs(
 
     `before` is the position_of the last run of the previous page. Raise ScheduleNotFound.
     """
-    schedule_id = connection.execute(FIND_SCHEDULE_ID, {"name": name}).scalar_one_or_none()
-    if schedule_id is None:
-        raise _not_found(name)
-    values = {"schedule_id": schedule_id, "before": moment_of(before), "limit": limit}
+    schedule = find_schedule(connection, name)
+    values = {"schedule_id": schedule.id, "before": moment_of(before), "limit": limit}
     return [read_run(row) for row in connection.execute(LIST_RUNS_OF_SCHEDULE, values)]
 
 

@@ -1,9 +1,8 @@
 """Calls for jobs: submit, watch, pause, cancel, and fetch results as rows, files or tables."""
 
 import json
-import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Unpack
@@ -30,7 +29,7 @@ from vectormill.jobs.bodies import (
 from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.moments import format_moment
 from vectormill.operation import Answer
-from vectormill.problems import ApiError, ApiUnreachable, WaitTimeout
+from vectormill.problems import ApiError, ApiUnreachable
 from vectormill.quotes import operations as quote_operations
 from vectormill.quotes.bodies import QuoteBody
 from vectormill.rows.columns import Columns
@@ -282,22 +281,11 @@ class JobCalls(ExportTransport):
         `progress` shows a bar in a terminal or a notebook, and nothing elsewhere. A paused job is waited for
         until it is resumed or cancelled. Raise WaitTimeout after `timeout_seconds`; the job itself continues.
         """
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        with ExitStack() as shown:
-            lookers = [] if on_poll is None else [on_poll]
-            if progress:
-                lookers.append(shown.enter_context(showing()))
-            while True:
-                job = await self.job(job_id)
-                for look in lookers:
-                    look(job)
-                if job["state"] in TERMINAL_JOB_STATES:
-                    return job
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise WaitTimeout(
-                        f"Job {job_id} is still {job['state']} after {timeout_seconds:g} s; it continues."
-                    )
-                await self.pause_for(poll_seconds)
+        with showing() if progress else nullcontext() as show:
+            lookers = [look for look in (on_poll, show) if look is not None]
+            return await self._poll(
+                "Job", operations.SHOW, job_id, TERMINAL_JOB_STATES, lookers, poll_seconds, timeout_seconds
+            )
 
     async def events(self, job_id: str) -> AsyncIterator[JobBody]:
         """Yield the job now and after each change, until it has ended.

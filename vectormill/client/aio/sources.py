@@ -1,6 +1,5 @@
 """Calls for sources of collections, runs and schedules."""
 
-import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Unpack
 
@@ -9,7 +8,6 @@ from vectormill.client.aio.transport import Transport
 from vectormill.client.requests import NDJSON_HEADERS, Json, fill_path, given, make_key_header
 from vectormill.domain.encoding import OptionArguments
 from vectormill.files.ndjson import ItemJson
-from vectormill.problems import WaitTimeout
 from vectormill.quotes.bodies import QuoteBody
 from vectormill.runs import operations as run_operations
 from vectormill.runs.bodies import RunBody
@@ -186,18 +184,10 @@ class RunCalls(Transport):
 
         Raise WaitTimeout after `timeout_seconds`; the run itself continues.
         """
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        while True:
-            run = await self.run(run_id)
-            if on_poll is not None:
-                on_poll(run)
-            if run["state"] in (*TERMINAL_RUN_STATES, HELD):
-                return run
-            if deadline is not None and time.monotonic() >= deadline:
-                raise WaitTimeout(
-                    f"Run {run_id} is still {run['state']} after {timeout_seconds:g} s; it continues."
-                )
-            await self.pause_for(poll_seconds)
+        ends, lookers = (*TERMINAL_RUN_STATES, HELD), [] if on_poll is None else [on_poll]
+        return await self._poll(
+            "Run", run_operations.SHOW, run_id, ends, lookers, poll_seconds, timeout_seconds
+        )
 
     async def cancel_run(self, run_id: str) -> RunBody:
         """Cancel the run and the job that encodes for it; results that it has written stay."""

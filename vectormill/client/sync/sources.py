@@ -1,7 +1,6 @@
 # Made of the same file in `aio` by `python -m tools.client`: change that one.
 """Calls for sources of collections, runs and schedules."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Unpack
 
@@ -10,7 +9,6 @@ from vectormill.client.sync import flow
 from vectormill.client.sync.transport import Transport
 from vectormill.domain.encoding import OptionArguments
 from vectormill.files.ndjson import ItemJson
-from vectormill.problems import WaitTimeout
 from vectormill.quotes.bodies import QuoteBody
 from vectormill.runs import operations as run_operations
 from vectormill.runs.bodies import RunBody
@@ -183,18 +181,8 @@ class RunCalls(Transport):
 
         Raise WaitTimeout after `timeout_seconds`; the run itself continues.
         """
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        while True:
-            run = self.run(run_id)
-            if on_poll is not None:
-                on_poll(run)
-            if run["state"] in (*TERMINAL_RUN_STATES, HELD):
-                return run
-            if deadline is not None and time.monotonic() >= deadline:
-                raise WaitTimeout(
-                    f"Run {run_id} is still {run['state']} after {timeout_seconds:g} s; it continues."
-                )
-            self.pause_for(poll_seconds)
+        ends, lookers = (*TERMINAL_RUN_STATES, HELD), [] if on_poll is None else [on_poll]
+        return self._poll("Run", run_operations.SHOW, run_id, ends, lookers, poll_seconds, timeout_seconds)
 
     def cancel_run(self, run_id: str) -> RunBody:
         """Cancel the run and the job that encodes for it; results that it has written stay."""

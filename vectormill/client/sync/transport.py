@@ -1,11 +1,12 @@
 # Made of the same file in `aio` by `python -m tools.client`: change that one.
 """Transport: requests to one API, retried where that is safe. httpx errors become errors of this package."""
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import httpx
 import msgspec
@@ -28,7 +29,7 @@ from vectormill.client.requests import (
 from vectormill.client.sync import flow
 from vectormill.domain.errors import InvalidOption, VectormillError
 from vectormill.operation import CONFIRMATION, NO_CONTENT, Operation
-from vectormill.problems import ApiError, ApiUnreachable, read_problem
+from vectormill.problems import ApiError, ApiUnreachable, WaitTimeout, read_problem
 from vectormill.settings import read_api_key, read_api_url
 
 Answer = TypeVar("Answer")
@@ -133,6 +134,30 @@ class Transport:
         request.setdefault("is_repeatable", operation.is_repeatable)
         path = fill_path(operation.path, *places)
         return self.call(operation.answer, operation.method, path, **request)
+
+    def _poll(
+        self,
+        noun: str,
+        operation: Operation[Answer],
+        identifier: str,
+        ends: Sequence[str],
+        lookers: Sequence[Callable[[Any], None]],
+        poll_seconds: float,
+        timeout_seconds: float | None,
+    ) -> Answer:
+        """Show a job or a run to the lookers until its state is among `ends`, and return it. Raise WaitTimeout."""
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while True:
+            answer: Any = self.ask(operation, identifier)
+            for look in lookers:
+                look(answer)
+            if answer["state"] in ends:
+                return cast(Answer, answer)
+            if deadline is not None and time.monotonic() >= deadline:
+                raise WaitTimeout(
+                    f"{noun} {identifier} is still {answer['state']} after {timeout_seconds:g} s; it continues."
+                )
+            self.pause_for(poll_seconds)
 
     def pages(self, record: type[Answer], path: str, parameters: Mapping[str, Any]) -> Iterator[Answer]:
         """Yield every record of a list, page by page."""
