@@ -300,7 +300,11 @@ def look_for_vanished(context: RunContext, progress: ClaimProgress) -> None:
                 "num_vanished": num_vanished,
             }
         else:
-            change = measure_build(connection, run)
+            # Encoding all other rows again was requested, so only rows count that the new generation would lack
+            # because the source no longer has them.
+            num_live = count_rows(connection, live_stage(connection, run))
+            num_vanished = max(0, num_live - run.counts.num_seen)
+            change = {"num_rows": num_live, "num_changed": 0, "num_vanished": num_vanished}
     refusal = guard(run, change)
     context.report(COMPARING, found if refusal is None else found | {"held_for": change})
     if refusal is not None:
@@ -321,23 +325,8 @@ def guard(run: Run, change: Mapping[str, int]) -> str | None:
     confirmed = run.options.get("confirmed")
     if run.options.get("confirm") or (confirmed and is_as_confirmed(**change, confirmed=confirmed)):
         return None
-    return refuse_change(**change, max_share=max_change_share(run.options))
-
-
-def measure_build(connection: Connection, run: Run) -> dict[str, int]:
-    """Return the changes by which a build of a new generation is held, as `guard` takes them.
-
-    `num_vanished` counts rows of the live generation that the new one would lack because the source no longer has
-    them. Encoding all other rows again was requested, so `num_changed` is 0.
-    """
-    num_rows = count_rows(connection, live_stage(connection, run))
-    num_vanished = max(0, num_rows - run.counts.num_seen)
-    return {"num_rows": num_rows, "num_changed": 0, "num_vanished": num_vanished}
-
-
-def max_change_share(options: Any) -> float:
-    share = options.get("max_change_share")
-    return DEFAULT_MAX_CHANGE_SHARE if share is None else float(share)
+    share = run.options.get("max_change_share")
+    return refuse_change(**change, max_share=DEFAULT_MAX_CHANGE_SHARE if share is None else float(share))
 
 
 def take_over_vectors(context: RunContext, progress: ClaimProgress) -> None:

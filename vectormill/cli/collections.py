@@ -408,7 +408,21 @@ def describe_age(seconds: float | None) -> str:
 
 def _sections(collection: Collection) -> Iterator[tuple[str, tuple[str, ...], Sequence[Sequence[Any]]]]:
     """Yield the title, the columns and the rows of each table below the facts."""
-    yield "generations", GENERATION_COLUMNS, _generation_rows(collection["generations"])
+    generations = [
+        (
+            each["id"],
+            _state(each["state"]),
+            each["model"],
+            each["fingerprint"],
+            f"{each['num_rows']:,}",
+            describe_bytes(each["table_bytes"]),
+            describe_bytes(each["index_bytes"]),
+            describe_bytes(each["attribute_bytes"]),
+            _moment(each["live_at"]),
+        )
+        for each in collection["generations"]
+    ]
+    yield "generations", GENERATION_COLUMNS, generations
     indexes = [
         (
             index["name"],
@@ -435,7 +449,18 @@ def _sections(collection: Collection) -> Iterator[tuple[str, tuple[str, ...], Se
         for each in collection["schedules"]
     ]
     yield "schedules", ("name", "cron", "timezone", "next due"), schedules
-    yield "last runs", ("id", "kind", "state", "seen", "failed", "ended"), _run_rows(collection["runs"])
+    runs = [
+        (
+            run["id"],
+            run["kind"],
+            _state(run["state"] if run["phase"] is None else f"{run['state']} ({run['phase']})"),
+            f"{run['num_seen']:,}",
+            f"{run['num_failed']:,}",
+            _moment(run["finished_at"]),
+        )
+        for run in collection["runs"]
+    ]
+    yield "last runs", ("id", "kind", "state", "seen", "failed", "ended"), runs
 
 
 def _headline(collection: Collection) -> str:
@@ -516,37 +541,6 @@ def _name_filter(entry: Any) -> str:
 def _describe_source(source: Mapping[str, Any]) -> str:
     options = ", ".join(f"{name}={value}" for name, value in source["options"].items())
     return f"{source['kind']}: {options}" if options else source["kind"]
-
-
-def _generation_rows(generations: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    return [
-        (
-            each["id"],
-            _state(each["state"]),
-            each["model"],
-            each["fingerprint"],
-            f"{each['num_rows']:,}",
-            describe_bytes(each["table_bytes"]),
-            describe_bytes(each["index_bytes"]),
-            describe_bytes(each["attribute_bytes"]),
-            _moment(each["live_at"]),
-        )
-        for each in generations
-    ]
-
-
-def _run_rows(runs: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    return [
-        (
-            run["id"],
-            run["kind"],
-            _state(run["state"] if run["phase"] is None else f"{run['state']} ({run['phase']})"),
-            f"{run['num_seen']:,}",
-            f"{run['num_failed']:,}",
-            _moment(run["finished_at"]),
-        )
-        for run in runs
-    ]
 
 
 def _state(state: str) -> "Text":

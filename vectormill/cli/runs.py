@@ -33,7 +33,8 @@ def show_run(run: Run) -> None:
     counts = {name: number for name, number in run["counts"].items() if number}
     told = {name: value for name, value in run.items() if name not in ("counts", "report", "options", "spec")}
     asked = {name: describe_findings(run.get(name) or {}) for name in ("options", "spec")}
-    print_facts([*(told | asked | counts).items(), *describe_report(run["report"])])
+    found = {f"{phase} found": describe_findings(each) for phase, each in run["report"].items()}
+    print_facts((told | asked | counts | found).items())
     if run["counts"].get("num_failed") and run["job_id"]:
         tell(f"`vectormill errors {run['job_id']}` lists the failed items and why.")
     if run["state"] == "held":
@@ -190,15 +191,8 @@ def describe_run_counts(run: Run) -> str:
     return describe_counts(run["counts"]) or nothing
 
 
-def describe_report(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a name and a line for each phase's findings, without empty, unknown, false and zero ones."""
-    for phase, found in report.items():
-        if told := describe_findings(found):
-            yield f"{phase} found", told
-
-
 def describe_findings(found: Mapping[str, Any]) -> str:
-    """Format findings as one line of names and values."""
+    """Format findings as one line of names and values, without empty, unknown, false and zero ones."""
     return " · ".join(_findings(found))
 
 

@@ -139,22 +139,15 @@ def print_matches(matches: Sequence[Mapping[str, Any]], include: Sequence[str]) 
         shown = {**match, "score": f"{match['score']:.4f}", "vector": match.get("embedding")}
         shown["text"] = shorten(match.get("text"))
         if has_documents:
-            shown["metadata"] = hide_passage(match.get("metadata"))
+            # The reserved entry on passages has a column of its own.
+            own = {name: value for name, value in (match.get("metadata") or {}).items() if name != PASSAGE}
+            shown["metadata"] = own or None
         rows.append([shown.get(name) for name in columns])
     print_table(columns, rows)
 
 
 def shorten(text: str | None) -> str | None:
     return text if text is None or len(text) <= MAX_TEXT_CELL else f"{text[: MAX_TEXT_CELL - 1]}…"
-
-
-def hide_passage(metadata: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the client's own metadata, without the reserved entry on passages, which has a column.
-
-    Return None if nothing is left.
-    """
-    own = {name: value for name, value in (metadata or {}).items() if name != PASSAGE}
-    return own or None
 
 
 @command(

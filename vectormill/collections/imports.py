@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sqlalchemy import Connection, text
 
 from vectormill.collections.collection import LIVE, Generation
-from vectormill.collections.collections import KEEPS_TEXTS
+from vectormill.collections.collections import keeps_texts
 from vectormill.collections.generation_tables import find_ranges, upsert_rows
 from vectormill.collections.generations import list_written_generations
 from vectormill.domain.encoding import FLOAT16, INT8, EncodingSpec
@@ -127,9 +127,7 @@ def import_rows(
         raise Conflict(
             "The ranges of int8 codes of this model are not measured yet: put one text into the collection first."
         )
-    keep_text = bool(
-        connection.execute(KEEPS_TEXTS, {"collection_id": generation.collection_id}).scalar_one()
-    )
+    keep_text = keeps_texts(connection, generation.collection_id)
     rows = make_column_rows(vectors[places], kind, ranges)
     num_repeated = upsert_rows(
         connection, generation.id, IMPORTED_PLACE, items.take(places), rows, spec, keep_text=keep_text

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypedDict, Unpack
 
 from vectormill.collections.collection import AUTO, NO_INDEX
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
@@ -117,6 +117,14 @@ class ServerCapacity:
     most_workers: int
 
 
+class BuildLimits(TypedDict):
+    """The limits of an index build that are common to all vectors of a generation."""
+
+    is_live: bool
+    least_rows: int
+    memory_share: float
+
+
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
     """A plan to build an HNSW index, or none if `operator_class` is None. `reasons` are sentences for people."""
@@ -178,9 +186,7 @@ def plan_index(
     room: ServerCapacity,
     *,
     lacking: str = "",
-    is_live: bool,
-    least_rows: int,
-    memory_share: float,
+    **limits: Unpack[BuildLimits],
 ) -> IndexPlan:
     """Plan the HNSW index of `num_rows` vectors: if there is to be one, its shape, and the resources of its build.
 
@@ -198,9 +204,7 @@ def plan_index(
         vector_bytes,
         wishes,
         room,
-        is_live=is_live,
-        least_rows=least_rows,
-        memory_share=memory_share,
+        **limits,
     )
 
 
@@ -209,27 +213,14 @@ def plan_sparse_index(
     weights_bytes: float,
     wishes: IndexSettings,
     room: ServerCapacity,
-    *,
-    is_live: bool,
-    least_rows: int,
-    memory_share: float,
+    **limits: Unpack[BuildLimits],
 ) -> IndexPlan:
     """Plan the HNSW index of the sparse weights of `num_rows` rows, of which one has `weights_bytes` on average."""
     reason = (
         f"Searches of sparse weights compare by {SPARSE_CLASS}; rows of more than {MOST_INDEXED_WEIGHTS:,} weights, "
         "which pgvector cannot index, are compared exactly."
     )
-    return _plan_build(
-        SPARSE_CLASS,
-        reason,
-        num_rows,
-        weights_bytes,
-        wishes,
-        room,
-        is_live=is_live,
-        least_rows=least_rows,
-        memory_share=memory_share,
-    )
+    return _plan_build(SPARSE_CLASS, reason, num_rows, weights_bytes, wishes, room, **limits)
 
 
 def _plan_build(

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 import psycopg
 from psycopg import sql
@@ -24,6 +24,7 @@ from vectormill.collections.index_plan import (
     IS_TOO_LONG,
     SPARSE_CLASS,
     WEIGHTS_BYTES,
+    BuildLimits,
     IndexPlan,
     IndexSettings,
     ServerCapacity,
@@ -428,14 +429,6 @@ def _tables(generation_id: int) -> dict[str, str]:
 
 # Options of a run of kind `index` that override the collection's settings for this one build.
 SHAPE_OPTIONS: Final = ("m", "ef_construction", "workers", "memory_bytes")
-
-
-class BuildLimits(TypedDict):
-    """The limits of an index build that are common to all vectors of a generation."""
-
-    is_live: bool
-    least_rows: int
-    memory_share: float
 
 
 @dataclass(frozen=True, slots=True)

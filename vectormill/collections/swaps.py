@@ -44,7 +44,7 @@ from vectormill.collections.views import replace_view
 from vectormill.db.locks import act_in_short_locks, limit_time
 from vectormill.db.parameters import to_jsonb
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import CollectionNotFound, Conflict, LocksHeld, RowsMissing
+from vectormill.domain.errors import Conflict, LocksHeld, RowsMissing
 from vectormill.jobs.job import OPEN_JOB_STATES, RECEIVED_JOB_STATES
 from vectormill.jobs.jobs import draw_seq
 from vectormill.jobs.twins import add_missing_twins, cancel_unwanted_jobs
@@ -367,9 +367,7 @@ def open_building_generation(connection: Connection, collection: str, spec: Enco
     `follow_live_jobs`. Raise CollectionNotFound, and WrongKind for a spec of another kind than the live one's.
     """
     lock_collection(connection, collection)
-    live = find_in_state(connection, collection, LIVE)
-    if live is None:
-        raise CollectionNotFound(f"Collection {collection!r} does not exist.")
+    live = find_generation(connection, collection)
     check_kind(collection, live.kind, spec)
     building = find_building(connection, collection)
     if building is not None:
@@ -399,9 +397,7 @@ def open_target_generation(
     """
 
     def open_target(connection: Connection) -> Generation:
-        live = find_in_state(connection, collection, LIVE)
-        if live is None:
-            raise CollectionNotFound(f"Collection {collection!r} does not exist.")
+        live = find_generation(connection, collection)
         if spec is not None and live.spec.fingerprint() != spec.fingerprint():
             return open_building_generation(connection, collection, spec)
         if find_building(connection, collection) is None:

@@ -31,14 +31,6 @@ NORM_TOLERANCE: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class TableSize:
-    """The size of a table. `num_rows` is an estimate by Postgres; 0 if the table was never analyzed."""
-
-    num_blocks: int
-    num_rows: float
-
-
-@dataclass(frozen=True, slots=True)
 class Recall:
     """The recall of an index, from 0 to 1, measured with `num_queries` rows of the generation as queries.
 
@@ -129,9 +121,9 @@ COUNT_BLOCKS: Final = text("""
 """)
 
 
-def count_blocks(connection: Connection, generation: Generation) -> TableSize:
-    found = connection.execute(COUNT_BLOCKS, {"table": f"vectormill.{generation.table_name}"}).one()
-    return TableSize(found.num_blocks, found.num_rows)
+def count_blocks(connection: Connection, generation: Generation) -> Row[Any]:
+    """Return the blocks of a table, and Postgres' estimate of its rows, 0 if the table was never analyzed."""
+    return connection.execute(COUNT_BLOCKS, {"table": f"vectormill.{generation.table_name}"}).one()
 
 
 # The distance operators of the vector types that can have an index.

@@ -91,18 +91,10 @@ def _group_alike(replicas: Sequence[Body]) -> Iterator[tuple[int, list[Body]]]:
         number += len(alike)
 
 
-def measure_bar(shard: Body, width: int = BAR_WIDTH) -> tuple[int, int]:
-    """Return how many of the `width` cells of a bar are weights and how many are activations.
-
-    The rest is headroom.
-    """
-    per_byte = width / max(1, shard["capacity_bytes"])
-    weights = min(width, round(shard["weight_bytes"] * per_byte))
-    return weights, min(width - weights, round(shard["activation_bytes"] * per_byte))
-
-
 def _draw(shard: Body, stage: Body) -> str:
-    weights, activations = measure_bar(shard)
+    cells_per_byte = BAR_WIDTH / max(1, shard["capacity_bytes"])
+    weights = min(BAR_WIDTH, round(shard["weight_bytes"] * cells_per_byte))
+    activations = min(BAR_WIDTH - weights, round(shard["activation_bytes"] * cells_per_byte))
     bar = WEIGHTS * weights + ACTIVATIONS * activations + HEADROOM * (BAR_WIDTH - weights - activations)
     return (
         f"{shard['device']:<8} {bar} {describe_layers(stage):<13} {format_gib(shard['weight_bytes'])} + "

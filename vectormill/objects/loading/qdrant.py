@@ -64,18 +64,13 @@ class QdrantTarget:
             self.client.upload_collection(
                 self.place.collection,
                 vectors=take_vectors(rows).astype(np.float32, copy=False),
-                ids=[name_point(key) for key in keys],
+                ids=[str(uuid.uuid5(uuid.NAMESPACE_URL, key)) for key in keys],
                 payload=[
                     {**json.loads(each or "{}"), "key": key} for key, each in zip(keys, metadata, strict=True)
                 ],
                 batch_size=rows.num_rows,
                 wait=True,
             )
-
-
-def name_point(key: str) -> str:
-    """Return the id of the point with this key."""
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, key))
 
 
 @contextmanager
