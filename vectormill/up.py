@@ -57,16 +57,10 @@ class PortTaken(Conflict):
 class UpOptions:
     """The options of `vectormill up`.
 
-    Servers whose URL is None are started under `data_dir`; port 0 means any free one.
+    Servers whose URL the settings do not have are started under their `data_dir`; port 0 means any free one.
     """
 
-    data_dir: Path
-    api_host: str
-    api_port: int
-    flower_host: str
-    flower_port: int
-    database_url: str | None
-    redis_url: str | None
+    settings: Settings
     models: tuple[str, ...]  # one worker for each; if empty, one worker that chooses its model
     environ: Mapping[str, str]  # the environment that the children inherit
     command: tuple[str, ...] = COMMAND
@@ -82,10 +76,11 @@ def run_up(options: UpOptions, out: TextIO = sys.stdout) -> int:
     if os.geteuid() == 0:
         logger.warning(AS_ROOT)
     with StopSignals() as stopping:
+        settings = options.settings
         stack = EmbeddedStack(
-            options.data_dir,
-            database_url=options.database_url,
-            redis_url=options.redis_url,
+            settings.data_dir,
+            database_url=settings.database_url,
+            redis_url=settings.redis_url,
             stopping=stopping,
         )
         try:
@@ -99,18 +94,19 @@ def run_up(options: UpOptions, out: TextIO = sys.stdout) -> int:
 
 
 def _run_children(options: UpOptions, stack: EmbeddedStack, stopping: threading.Event, out: TextIO) -> None:
+    settings = options.settings
     environ = {
         **options.environ,
-        "VECTORMILL_DATA_DIR": str(options.data_dir),
+        "VECTORMILL_DATA_DIR": str(stack.data_dir),
         "PYTHONUNBUFFERED": "1",  # otherwise the last lines of a killed child would stay in its buffer
         "VECTORMILL_DATABASE_URL": stack.database_url,
         "VECTORMILL_REDIS_URL": stack.redis_url,
     }
     logs = stack.data_dir / "logs"
-    api = choose_endpoint(options.api_host, options.api_port, "--api-port")
-    flower = choose_endpoint(options.flower_host, options.flower_port, "--flower-port")
+    api = choose_endpoint(settings.api_host, settings.api_port, "--api-port")
+    flower = choose_endpoint(settings.flower_host, settings.flower_port, "--flower-port")
     _migrate((*options.command, "migrate"), environ, logs / "migrate.log", stopping)
-    refuse_to_open_without_key(options.api_host, stack)
+    refuse_to_open_without_key(settings.api_host, stack)
     children = plan_children(options, api, flower, environ, logs)
     supervisor = Supervisor(children, stopping=stopping)
     try:

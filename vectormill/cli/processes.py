@@ -60,18 +60,7 @@ def up(
     from vectormill.up import UpOptions, run_up
 
     refuse_without_password(settings.flower_host, settings.flower_basic_auth)
-    options = UpOptions(
-        data_dir=settings.data_dir.expanduser(),
-        api_host=settings.api_host,
-        api_port=settings.api_port,
-        flower_host=settings.flower_host,
-        flower_port=settings.flower_port,
-        database_url=settings.database_url,
-        redis_url=settings.redis_url,
-        models=tuple(model or ()),
-        environ=process_environment(),
-    )
-    raise typer.Exit(run_up(options))
+    raise typer.Exit(run_up(UpOptions(settings, tuple(model or ()), process_environment())))
 
 
 @command(app, "vectormill api --host 0.0.0.0 --port 8000")

@@ -69,12 +69,17 @@ UP = """
 import json, logging, os, sys
 from pathlib import Path
 from vectormill.domain.errors import VectormillError
+from vectormill.settings import Settings
 from vectormill.up import UpOptions, run_up
 
 logging.basicConfig(level=logging.INFO)
 data_dir, command, urls = Path(sys.argv[1]), tuple(json.loads(sys.argv[2])), json.loads(sys.argv[3])
 here, port = "127.0.0.1", int(os.environ.get("API_PORT", 0))
-options = UpOptions(data_dir, here, port, here, 0, *urls, models=("m",), environ=os.environ, command=command)
+settings = Settings(
+    data_dir=data_dir, api_host=here, api_port=port, flower_host=here, flower_port=0,
+    database_url=urls[0], redis_url=urls[1],
+)
+options = UpOptions(settings, ("m",), os.environ, command)
 try:
     sys.exit(run_up(options))
 except VectormillError as error:

@@ -61,18 +61,7 @@ def test_a_worker_is_killed_by_nobody_before_the_time_that_is_promised() -> None
 
 def test_containers_run_what_up_runs() -> None:
     api, flower = Endpoint("0.0.0.0", 8000), Endpoint("0.0.0.0", 5555)
-    options = UpOptions(
-        data_dir=Path("data"),
-        api_host=api.host,
-        api_port=api.port,
-        flower_host=flower.host,
-        flower_port=flower.port,
-        database_url=None,
-        redis_url=None,
-        models=("${MODEL:-all-MiniLM-L6-v2}",),
-        environ={},
-        command=("vectormill",),
-    )
+    options = UpOptions(Settings(), ("${MODEL:-all-MiniLM-L6-v2}",), {}, ("vectormill",))
     children = plan_children(options, api, flower, {}, Path("logs"))
     commands = {child.name: list(child.argv) for child in children}
     first_key = ["vectormill", "keys", "create", "compose", "--scope", "admin", "--from-environment"]
