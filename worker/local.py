@@ -25,6 +25,7 @@ from vectormill.domain.task import VECTOR
 from vectormill.jobs.item import CRASHED_WORKER, ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure
 from vectormill.models.registry import EncodingOptions, make_spec, open_registry
 from vectormill.models.suggestions import find_need
+from vectormill.rows.values import encode_text
 from vectormill.settings import load_settings
 from vectormill.vectors.quantization import Ranges
 from vectormill.vectors.vector_types import (
@@ -153,8 +154,10 @@ class LocalEncoder:
         self._end()
         self._threads.shutdown()
 
-    def encode(self, texts: Sequence[str | None]) -> EncodedVectors:
-        """Encode all texts and return their vectors in the same order. None counts as an empty text.
+    def encode(self, texts: Sequence[Any]) -> EncodedVectors:
+        """Encode all texts and return their vectors in the same order. None, NaN and NA count as an empty text.
+
+        Other values than texts become texts as those of a source do (vectormill/rows/values.py).
 
         A text that cannot be encoded has a reason in `failures` instead of a vector, and does not affect the
         others. Raises ModelError if the encoder is closed or has lost its model process too often.
@@ -184,10 +187,10 @@ class LocalEncoder:
         return answer.finish()
 
     def _encode_group(
-        self, texts: Sequence[str | None], group: range, *, cancelled: threading.Event
+        self, texts: Sequence[Any], group: range, *, cancelled: threading.Event
     ) -> EncodeResult | None:
         """Encode the texts at these positions. Return None if the model process died with some of them."""
-        encoded = [(texts[place] or "").encode("utf-8", "surrogatepass") for place in group]
+        encoded = [encode_text(texts[place]) for place in group]
         request = EncodeRequest(
             "local", self.spec, encoded, interactive=False, max_text_chars=self._max_text_chars
         )

@@ -19,6 +19,10 @@ if __name__ == "__main__":
     def listed(vectors: list) -> list:  # type: ignore[type-arg]
         return [None if vector is None else vector.tolist() for vector in vectors]
 
+    none = daft.from_pydict({"text": texts, "embedding": texts}).where(col("text") == "no such text")
+    empty = none.with_column("embedding", embed(col("text"))).to_arrow()
+    assert (empty.num_rows, empty.column_names) == (0, ["text", "embedding"]), empty.schema
+
     reasons = [made["error"] for made in told["made"]]
     answer = {
         "version": daft.__version__,

@@ -23,7 +23,8 @@ if __name__ == "__main__":
     spark = SparkSession.builder.master("local[2]").config(map=OPTIONS).getOrCreate()
     frame = spark.createDataFrame([(text,) for text in texts], "text string").coalesce(2)
     told = frame.select("text", embed("text", errors=True).alias("made")).collect()
-    plain = frame.withColumn("embedding", embed("text")).collect()
+    plain = frame.withColumn("embedding", embed("text")).withColumn("embedding", embed("text")).collect()
+    assert frame.where("text = 'no such text'").select(embed("text")).collect() == []
     reasons = [row.made.error for row in told]
     answer = {
         "version": pyspark.__version__,

@@ -6,13 +6,14 @@ LocalEncoder of `worker`, which can also be used by itself.
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vectormill.extras import require
 
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
+    from worker.local import EncodedVectors
     from worker.local import LocalEncoder as LocalEncoder
 else:
 
@@ -32,3 +33,14 @@ def warn_of_failures(reasons: Sequence[str | None]) -> None:
     failed = [reason for reason in reasons if reason is not None]
     if failed:
         logger.warning("%d of %d texts have no vector; the first: %s", len(failed), len(reasons), failed[0])
+
+
+def make_arrow_column(encoded: "EncodedVectors") -> Any:
+    """Return the vectors as an array of Arrow whose type has their length; null for a text without a vector."""
+    import numpy as np
+    import pyarrow as pa
+
+    is_missing = np.zeros(len(encoded.vectors), dtype=np.bool_)
+    is_missing[list(encoded.failures)] = True
+    values = pa.array(encoded.vectors.reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(values, encoded.vectors.shape[1], mask=pa.array(is_missing))

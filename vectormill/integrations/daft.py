@@ -8,7 +8,7 @@ from typing import Any, Final, Unpack
 
 from vectormill.domain.encoding import BINARY, DEFAULT_MODEL, FLOAT16, FLOAT32, INT8, OptionArguments
 from vectormill.extras import require
-from vectormill.integrations import warn_of_failures
+from vectormill.integrations import make_arrow_column, warn_of_failures
 
 # The most texts in one call of an encoder. While the last texts of a call are encoded, some cores wait.
 BATCH_SIZE: Final = 4096
@@ -66,11 +66,7 @@ def embed(
 
             encoded = self._encoder.encode(texts.to_pylist())
             reasons = encoded.reasons()
-            vectors = pa.FixedSizeListArray.from_arrays(
-                pa.array(encoded.vectors.reshape(-1)),
-                self._encoder.width,
-                mask=pa.array([reason is not None for reason in reasons]),
-            )
+            vectors = make_arrow_column(encoded)
             if errors:
                 rows = pa.StructArray.from_arrays(
                     [vectors, pa.array(reasons, pa.string())], ["embedding", "error"]

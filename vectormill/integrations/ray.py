@@ -5,23 +5,21 @@ Ray decides how many actors there are and on which machines; each has one encode
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from vectormill.domain.encoding import DEFAULT_MODEL, OptionArguments
 from vectormill.extras import require
-from vectormill.integrations import warn_of_failures
-
-if TYPE_CHECKING:
-    from worker.local import EncodedVectors
+from vectormill.integrations import make_arrow_column, warn_of_failures
 
 
 class ColumnEncoder:
     """A callable class for `map_batches` that adds the vectors of a column of texts to each batch.
 
     The batch may have any of Ray's formats: a dict of numpy arrays, a pandas DataFrame, or a pyarrow Table. The
-    column `output` gets a vector for each text; for a text without one the row is NaN, or zeros for `vector_type`
-    int8 and binary. The column `errors` says why a text has no vector, and is empty for the others; None leaves it
-    out. `options` are those of EncodingOptions.
+    column `output` gets a vector for each text, in place of a column of this name. A text that is null, NaN or cannot
+    be encoded has null in a Table, and in the other formats NaN, or zeros for `vector_type` int8 and binary. The column
+    `errors` says why a text has no vector, and is empty for the others; None leaves it out. `options` are those of
+    EncodingOptions.
 
     The encoder uses what Ray has reserved for the actor: the GPU with `num_gpus=1`, or else `num_cpus` cores of the
     CPU. Raises what LocalEncoder raises, in the actor.
@@ -44,40 +42,36 @@ class ColumnEncoder:
         self._encoder = LocalEncoder(model, device=device, num_cores=num_cores, **options)
 
     def __call__(self, batch: Any) -> Any:
-        """Return the batch with the columns that were added, in the format that it came in."""
-        if isinstance(batch, Mapping):
-            encoded = self._encoder.encode(list(batch[self._column]))
-            return {**batch, **self._columns(encoded)}
-        if hasattr(batch, "append_column"):
-            return self._extend_table(batch)
-        texts = batch[self._column]
-        encoded = self._encoder.encode(texts.astype(object).where(texts.notna(), None).tolist())
-        columns = self._columns(encoded)
-        return batch.assign(**columns | {self._output: list(columns[self._output])})
-
-    def _columns(self, encoded: "EncodedVectors") -> dict[str, Any]:
-        """Return the new columns by name, as numpy arrays: [n, width] and [n]."""
+        """Return the batch with the columns that were added or replaced, in the format that it came in."""
         import numpy as np
-
-        columns: dict[str, Any] = {self._output: encoded.vectors}
-        reasons = encoded.reasons()
-        if self._errors is not None:
-            columns[self._errors] = np.array([reason or "" for reason in reasons], dtype=object)
-        else:
-            warn_of_failures(reasons)
-        return columns
-
-    def _extend_table(self, table: Any) -> Any:
         import pyarrow as pa
 
-        encoded = self._encoder.encode(table.column(self._column).to_pylist())
-        for name, values in self._columns(encoded).items():
-            if values.ndim == 1:
-                array = pa.array(values, pa.string())
-            else:
-                array = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-            table = table.append_column(name, array)
-        return table
+        values = batch[self._column]
+        encoded = self._encoder.encode(values.to_pylist() if hasattr(values, "to_pylist") else list(values))
+        told = [reason or "" for reason in encoded.reasons()]
+        if self._errors is None:
+            warn_of_failures(encoded.reasons())
+        columns: dict[str, Any] = {self._output: make_arrow_column(encoded)}
+        arrays: dict[str, Any] = {self._output: encoded.vectors}
+        if self._errors is not None:
+            columns[self._errors] = pa.array(told, pa.string())
+            arrays[self._errors] = np.array(told, dtype=object if told else np.str_)
+        if isinstance(batch, Mapping):
+            return {**batch, **arrays}
+        if hasattr(batch, "append_column"):
+            kept = batch.drop_columns([name for name in columns if name in batch.column_names])
+            for name, column in columns.items():
+                kept = kept.append_column(name, column)
+            return kept
+        if told:
+            return batch.assign(**arrays | {self._output: list(encoded.vectors)})
+
+        import pandas as pd
+
+        # Without rows the columns of pandas have no type, and those of Arrow have.
+        return batch.assign(
+            **{name: pd.Series(pd.arrays.ArrowExtensionArray(each)) for name, each in columns.items()}
+        )
 
 
 # The name under which Ray programs import it; `worker` has an Encoder too.

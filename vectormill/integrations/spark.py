@@ -71,7 +71,7 @@ def encode_batches(
     """
     encoder = find_encoder(model, options)
     for texts in batches:
-        encoded = encoder.encode(texts.astype(object).where(texts.notna(), None).tolist())
+        encoded = encoder.encode(texts.tolist())
         rows: list[Any] = list(encoded.vectors)
         if options.get("vector_type") == BINARY:
             rows = [row.tobytes() for row in rows]

@@ -74,7 +74,7 @@ def make_plain(value: Any) -> Any:  # noqa: C901 - a row of the table each
         return make_plain(value.value)
     if isinstance(value, Decimal):
         return value if value.is_finite() else None
-    if value != value or kind.__name__ == "NAType":  # NaT and NA of pandas, NaN of NumPy
+    if kind.__name__ == "NAType" or value != value:  # NaT and NA of pandas, NaN of NumPy
         return None
     if isinstance(value, datetime):
         return spell_moment(value)
@@ -139,7 +139,7 @@ def spell_key(value: Any) -> str:
     """Return a value as a key. Raise ValueError, with the reason, for a type that is none."""
     if type(value) is str:
         return value
-    if value is None or value != value:
+    if value is None or type(value).__name__ == "NAType" or value != value:
         raise ValueError("the key is null; every row needs a key")
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).decode("utf-8", "surrogateescape")

@@ -26,7 +26,9 @@ from vectormill.db.session import driver_of
 from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption, SourceNotFound
 from vectormill.jobs.job import TENDED_JOB_STATES
 from vectormill.runs.differences import list_failed_keys
+from vectormill.search.matches import walk_plan
 from vectormill.sources.source import Source
+from vectormill.sources.sql import ask_for
 
 # The key that stands for the whole table (TRUNCATE); no item has an empty key.
 WHOLE_TABLE: Final = ""
@@ -485,16 +487,13 @@ def _find_table(connection: Connection, table: str) -> int:
     return oid
 
 
-PLANNED_QUERY: Final = "SELECT * FROM (\n{query}\n) AS source LIMIT 0"
-
-
 def _read_query(connection: Connection, source: Source) -> tuple[int, int, set[str]]:
     """Return the oid and column number of the table that the key comes from, and all tables of the query.
 
     The query runs with LIMIT 0 and is explained, so that no row is read. The numbers are (0, 0) if the key is
     computed.
     """
-    query = PLANNED_QUERY.format(query=source.options["query"].strip().rstrip("; \n\t"))
+    query = ask_for(source.options["query"], rest="LIMIT 0")
     with connection.begin_nested():
         result = _ask(connection, query)
         plan = _ask(connection, f"EXPLAIN (VERBOSE, FORMAT JSON) {query}").get_value(0, 0)
@@ -505,7 +504,9 @@ def _read_query(connection: Connection, source: Source) -> tuple[int, int, set[s
             f"The query has no column {key!r}; its columns are {', '.join(map(repr, names))}."
         )
     position = names.index(key)
-    relations = set(_list_relations(json.loads(plan or b"[]")))
+    (found,) = json.loads(plan or b"[]")
+    nodes = [node for node in walk_plan(found["Plan"]) if "Relation Name" in node]
+    relations = {f"{node['Schema']}.{node['Relation Name']}" for node in nodes}
     return result.ftable(position), result.ftablecol(position), relations
 
 
@@ -516,12 +517,3 @@ def _ask(connection: Connection, query: str) -> PGresult:
         words = (result.error_message or b"").decode("utf-8", "replace").strip()
         raise InvalidOption(f"The query failed: {words.partition(chr(10))[0]}.")
     return result
-
-
-def _list_relations(node: Any) -> list[str]:
-    if isinstance(node, list):
-        return [name for part in node for name in _list_relations(part)]
-    if not isinstance(node, dict):
-        return []
-    here = [f"{node['Schema']}.{node['Relation Name']}"] if "Relation Name" in node else []
-    return here + [name for part in node.values() for name in _list_relations(part)]

@@ -1,5 +1,6 @@
 """LocalEncoder: the vectors of a job without a service, and reasons for texts that have none."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ def test_vectors_are_those_of_the_reference_in_order_and_a_faulty_text_has_a_rea
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker.local, "GROUP_TEXTS", 16)
-    faulty = {1: None, 20: "  ", 40: "a NUL\0here", 60: "\ud800"}
+    faulty = {1: None, 5: math.nan, 20: "  ", 40: "a NUL\0here", 60: "\ud800"}
     texts = [faulty.get(place, text) for place, text in enumerate(TEXTS)]
     with LocalEncoder() as encoder:
         found = encoder.encode(texts)
@@ -35,7 +36,13 @@ def test_vectors_are_those_of_the_reference_in_order_and_a_faulty_text_has_a_rea
         assert encoder.encode([]).vectors.shape == (0, 384)
     assert found.vectors.dtype == np.float32
     codes = {place: failure.code for place, failure in found.failures.items()}
-    assert codes == {1: "empty_text", 20: "empty_text", 40: "nul_character", 60: "lone_surrogate"}
+    assert codes == {
+        1: "empty_text",
+        5: "empty_text",
+        20: "empty_text",
+        40: "nul_character",
+        60: "lone_surrogate",
+    }
     assert np.flatnonzero(np.isnan(found.vectors).all(axis=1)).tolist() == list(faulty)
     sound = [place for place in range(len(texts)) if place not in faulty]
     expected = known_vectors()[sound]
