@@ -69,7 +69,9 @@ def swap(context: RunContext, wait: Wait = time.sleep, clock: Clock = time.monot
             wait=pause,
         )
         if done is not None:
-            context.report(SWAPPING, _describe(done))
+            live, retired = done.live, done.retired
+            fingerprints = {"fingerprint": live.spec.fingerprint(), "was": retired.spec.fingerprint()}
+            context.report(SWAPPING, {"live": live.id, "retired": retired.id, **fingerprints})
             return
         if clock() > until:
             raise SwapRefused(
@@ -120,12 +122,3 @@ class _Turns:
     def _list_lagging(self) -> set[UUID]:
         with self._context.engine.connect() as connection:
             return list_lagging_twins(connection, self._building.id)
-
-
-def _describe(done: Swap) -> dict[str, object]:
-    return {
-        "live": done.live.id,
-        "retired": done.retired.id,
-        "fingerprint": done.live.spec.fingerprint(),
-        "was": done.retired.spec.fingerprint(),
-    }

@@ -21,7 +21,6 @@ from vectormill.collections.generation_tables import attributes_name
 from vectormill.collections.generations import find_generation_by_id
 from vectormill.collections.row_kinds import Results, choose_kind
 from vectormill.db.session import driver_of
-from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict
 
 # The size of a page, of which a few are in memory at once: read ahead, being formatted, being sent. Texts and metadata
@@ -102,7 +101,22 @@ def read_pages(
 
     def read(after: str, rest: int | None) -> RowPage:
         num_rows = page_rows if rest is None else min(page_rows, rest)
-        return read_page(engine, statement, generation.spec, inclusion, after, num_rows)
+        values = {"after": after, "limit": num_rows, "most_bytes": PAGE_BYTES}
+        with engine.connect() as connection:
+            driver = driver_of(connection)
+            kind = open_kind(driver, generation.spec)
+            try:
+                with driver.cursor(binary=True) as cursor:  # as text, a byte of a vector takes two digits
+                    ((keys, wire, metadata, places, *texts),) = cursor.execute(statement, values).fetchall()
+            except psycopg.errors.UndefinedTable as error:
+                raise Conflict(
+                    "The generation was removed during the export; start the export again."
+                ) from error
+        results = None
+        if inclusion.result:
+            results = kind.read(wire, generation.spec) if keys else kind.missing(0, generation.spec)
+        own_texts = {column: own or [] for column, own in zip(kind.text_columns, texts, strict=True)}
+        return RowPage(keys or [], results, metadata or [], own_texts, places)
 
     # A thread reads one page ahead, so that Postgres and the network work while the caller formats.
     with ThreadPoolExecutor(1, thread_name_prefix="export") as reader:
@@ -145,30 +159,3 @@ def compose_statement(generation: Generation, inclusion: Inclusion) -> sql.Compo
         table=sql.Identifier("vectormill", generation.table_name),
         attributes=sql.Identifier("vectormill", attributes_name(generation.id)),
     )
-
-
-def read_page(
-    engine: Engine,
-    statement: sql.Composed,
-    spec: EncodingSpec,
-    inclusion: Inclusion,
-    after: str,
-    num_rows: int,
-) -> RowPage:
-    """Return at most `num_rows` rows after the key `after`; an empty page at the end. Raise Conflict if the generation
-    is removed.
-    """
-    values = {"after": after, "limit": num_rows, "most_bytes": PAGE_BYTES}
-    with engine.connect() as connection:
-        driver = driver_of(connection)
-        kind = open_kind(driver, spec)
-        try:
-            with driver.cursor(binary=True) as cursor:  # as text, a byte of a vector takes two digits
-                ((keys, wire, metadata, places, *texts),) = cursor.execute(statement, values).fetchall()
-        except psycopg.errors.UndefinedTable as error:
-            raise Conflict("The generation was removed during the export; start the export again.") from error
-    results = None
-    if inclusion.result:
-        results = kind.read(wire, spec) if keys else kind.missing(0, spec)
-    own_texts = {column: own or [] for column, own in zip(kind.text_columns, texts, strict=True)}
-    return RowPage(keys or [], results, metadata or [], own_texts, places)

@@ -82,7 +82,7 @@ def find_schedule(connection: Connection, name: str) -> Schedule:
     row = connection.execute(FIND_SCHEDULE, {"name": name}).one_or_none()
     if row is None:
         raise _not_found(name)
-    return _schedule(row)
+    return Schedule(**row._mapping)
 
 
 def list_schedules(
@@ -90,7 +90,7 @@ def list_schedules(
 ) -> Sequence[Schedule]:
     """List schedules, oldest first; `after` is the id of the last schedule of the previous page."""
     values = {"collection": collection, "after": after, "limit": limit}
-    return [_schedule(row) for row in connection.execute(LIST_SCHEDULES, values)]
+    return [Schedule(**row._mapping) for row in connection.execute(LIST_SCHEDULES, values)]
 
 
 # Locks the collection, so that it cannot be deleted before the schedule is created.
@@ -269,10 +269,6 @@ def _not_found(name: str) -> ScheduleNotFound:
     )
 
 
-def _schedule(row: Row[Any]) -> Schedule:
-    return Schedule(**row._mapping)
-
-
 # A schedule is failing if its newest run that was neither skipped nor cancelled failed, and overdue if no
 # scheduler has handled its due time for a minute.
 COUNT_SCHEDULES = text(f"""
@@ -367,7 +363,16 @@ def fire_schedule(connection: Connection, schedule_id: int) -> Firing | None:
     except InvalidOption as error:  # the tz database of this machine lost a zone
         due_at, later = row.next_due_at, row.now + UNREADABLE_PAUSE
         state, reason = FAILED, str(error)
-    run = _create_run(connection, row, due_at, state, reason)
+    run = create_run(
+        connection,
+        row.collection,
+        REINDEX,
+        options=row.options,
+        state=state,
+        schedule_id=row.id,
+        due_at=due_at,
+        error=reason,
+    )
     connection.execute(MOVE_DUE_TIME, {"id": row.id, "next_due_at": later})
     return Firing(row.name, due_at, None if run is None else run.id, state, reason)
 
@@ -394,21 +399,7 @@ def _decide(connection: Connection, row: Row[Any]) -> tuple[str, str | None]:
 
 def run_schedule_now(connection: Connection, name: str) -> UUID:
     """Create a run of a schedule immediately; it is queued after an active run. Raise ScheduleNotFound."""
-    run = _create_run(connection, lock_schedule(connection, name), None, QUEUED, None)
+    row = lock_schedule(connection, name)
+    run = create_run(connection, row.collection, REINDEX, options=row.options, schedule_id=row.id)
     assert run is not None  # there is no due time, so no conflict is possible
     return run.id
-
-
-def _create_run(
-    connection: Connection, row: Row[Any], due_at: datetime | None, state: str, reason: str | None
-) -> Run | None:
-    return create_run(
-        connection,
-        row.collection,
-        REINDEX,
-        options=row.options,
-        state=state,
-        schedule_id=row.id,
-        due_at=due_at,
-        error=reason,
-    )
