@@ -91,8 +91,6 @@ def create(
     """Create a collection before its first job, with all options that decide its results.
 
     Args:
-        keep_text: Keep texts alongside their results, for full-text search and answers that show them.
-        language (NAME): The language of full-text search, such as german; simple by default.
         index: Policy for building an HNSW index.  [default: auto]
         multi_vector_codes (BITS, 0 or 2): Keep multi-vectors as residual codes of 2 bits a dimension.
     """
@@ -164,12 +162,7 @@ def show(client: "Client", collection: str, *, exact: bool = False) -> Collectio
 def change(
     client: "Client", collection: str, *, keep_text: bool | None = None, language: str | None = None
 ) -> str:
-    """Change whether texts are kept from now on, or the language that they are searched in.
-
-    Args:
-        keep_text: Keep texts alongside their results, for full-text search and answers that show them.
-        language (NAME): The language of full-text search, such as german; simple by default.
-    """
+    """Change whether texts are kept from now on, or the language that they are searched in."""
     if keep_text is None and language is None:
         raise typer.BadParameter("Give at least one of --keep-text, --no-keep-text and --language.")
     changed = client.change_collection(collection, keep_text=keep_text, language=language)

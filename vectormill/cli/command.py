@@ -74,6 +74,7 @@ def read_value(value: str | None, help: str | None, default: str | None) -> Para
 ARGUMENTS: Final = dict(
     read_entries(f"""
     collection (COLLECTION): The collection's name.
+    folder (FOLDER): The folder with the job's output: s3://, gs://, az://, or a local folder.
     input (INPUT): {INPUT_HELP}
     job_id (JOB): The job's id, as printed by `submit` and `jobs`, or its first eight digits or more.
     key (KEY): The item's key. May contain any characters, slashes too.
@@ -90,7 +91,9 @@ OPTIONS: Final = dict(
     errors (FILE): Write every failed item here, as NDJSON.
     format: By default, the extension of OUT.
     json: Print JSON on stdout.
+    keep_text: Keep texts alongside their results, for full-text search and answers that show them.
     key_field (FIELD): The field with the key. By default key, or id, or the line number.
+    language (NAME): The language of full-text search, such as german; simple by default.
     limit (N, from 1): Show at most N, newest first.
     metadata (JSON): A JSON object to keep with the job.
     model (NAME): A registered model; see `vectormill models`.

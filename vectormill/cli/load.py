@@ -56,7 +56,6 @@ def qdrant(
     Points of equal keys are replaced, so the command can be repeated.
 
     Args:
-        folder (FOLDER): The folder with the job's output: s3://, gs://, az://, or a local folder.
         collection (NAME): The collection to load into.
         url (URL): The server to load into.
         path (DIR): The folder of Qdrant's local mode to load into, instead of a server.
@@ -85,7 +84,6 @@ def lancedb(folder: str, *, uri: str, table: str) -> Mapping[str, Any]:
     The table has the columns of the output. Rows of equal keys are replaced, so the command can be repeated.
 
     Args:
-        folder (FOLDER): The folder with the job's output: s3://, gs://, az://, or a local folder.
         uri (URI): The database to load into: a local folder, or a URL that LanceDB knows.
         table (NAME): The table to load into.
     """
@@ -108,7 +106,6 @@ def pgvector(folder: str, *, database_url: str, table: str) -> Mapping[str, Any]
     Rows of equal keys are replaced, so the command can be repeated.
 
     Args:
-        folder (FOLDER): The folder with the job's output: s3://, gs://, az://, or a local folder.
         database_url (URL): The database to load into.
         table (NAME): The table to load into. May have a schema: SCHEMA.NAME.
     """
