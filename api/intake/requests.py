@@ -116,7 +116,7 @@ def make_items(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pairs: b
     metadata = [b"" if body.metadata is None else encode_metadata(body.metadata) for body in bodies]
     texts = encode_texts([body.text for body in bodies])
     pairs = [body.text_pair for body in bodies]
-    if not reads_pairs and any(pair is not None for pair in pairs):
+    if not reads_pairs and pairs.count(None) != len(pairs):
         raise UnreadableItem(
             "text_pair", f"text_pair is only for items of the task {JUDGE}, and not for passages"
         )
@@ -137,6 +137,6 @@ def encode_metadata(metadata: dict[str, Any]) -> bytes:
     The client's own JSON is not used, since it may have numbers that Postgres' `numeric` cannot hold.
     """
     try:
-        return values.encode_metadata(metadata)
+        return values.encode_metadata(metadata, is_json=True)
     except ValueError as error:
         raise UnreadableItem("metadata", f"the metadata {error}") from None

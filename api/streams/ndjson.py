@@ -47,7 +47,9 @@ class ItemReader:
     def _read_lines(self, lines: bytes) -> Items:
         """Return the items of these lines, each of which ends with a newline."""
         # Longer lines than the limit are told from others one by one.
-        bodies = decode_objects(lines, ITEM_DECODER) if 0 < len(lines) <= self._max_line_bytes else None
+        num_lines = self._lines.num_read - self._lines.num_lines
+        is_short = 0 < len(lines) <= self._max_line_bytes
+        bodies = decode_objects(lines, num_lines, ITEM_DECODER) if is_short else None
         if bodies is not None:
             with suppress(UnreadableItem):
                 return make_items(bodies, self._max_key_bytes, reads_pairs=self._reads_pairs)

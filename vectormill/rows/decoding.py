@@ -170,13 +170,12 @@ class WholeLines:
         return whole
 
 
-def decode_objects(lines: bytes, decoder: "msgspec.json.Decoder[T]") -> list[T] | None:
-    """Decode lines that all end with \\n and each hold one object; return None if any of them is something else.
+def decode_objects(lines: bytes, num_lines: int, decoder: "msgspec.json.Decoder[T]") -> list[T] | None:
+    """Decode so many lines that all end with \\n and each hold one object; return None if any is something else.
 
     msgspec takes a newline for any white space: it accepts two objects on one line, and one on two lines. If every line
     begins with { and ends with }, and there are as many objects as lines, each line is one object.
     """
-    num_lines = lines.count(b"\n")
     num_ends = lines.count(b"}\n") + lines.count(b"}\r\n")
     if not lines.startswith(b"{") or lines.count(b"\n{") != num_lines - 1 or num_ends != num_lines:
         return None
@@ -242,7 +241,7 @@ def _decode_block(
     """
     lines = block[:-1].split(b"\n")
     ends = list(accumulate(len(line) + 1 for line in lines))
-    rows = decode_objects(block, _ROW_DECODER) if max(map(len, lines)) <= max_row_bytes else None
+    rows = decode_objects(block, len(lines), _ROW_DECODER) if max(map(len, lines)) <= max_row_bytes else None
     numbers: Sequence[int] = range(num_before + 1, num_before + 1 + len(lines))
     if rows is None:
         there = [place for place, line in enumerate(lines) if line.strip()]

@@ -174,10 +174,11 @@ def are_sound_keys(keys: Sequence[str], max_key_bytes: int) -> bool:
     )
 
 
-def encode_metadata(metadata: Any) -> bytes:
+def encode_metadata(metadata: Any, *, is_json: bool = False) -> bytes:
     """Encode an object, given as a dictionary or as JSON, with sorted keys and no white space.
 
-    Raise ValueError, whose text goes on after "the metadata", for anything else, and for what jsonb cannot hold.
+    With `is_json` the dictionary was decoded from JSON and needs no conversion. Raise ValueError, whose text goes on
+    after "the metadata", for anything else, and for what jsonb cannot hold.
     """
     if type(metadata) is not dict and isinstance(metadata, str | bytes | bytearray | memoryview):
         try:
@@ -187,7 +188,7 @@ def encode_metadata(metadata: Any) -> bytes:
     if type(metadata) is not dict and not isinstance(metadata, Mapping):
         raise ValueError("is not a JSON object")
     try:
-        if not is_plain(metadata):
+        if not is_json and not is_plain(metadata):
             metadata = make_plain(metadata)
         encoded = _ENCODER.encode(metadata)
     except UnicodeEncodeError:
