@@ -109,7 +109,7 @@ def _cut_lines(
     def make_cut() -> Cut:
         reference = ItemReference(
             found.url, found.tag, found.num_bytes, format, columns, num_rows,
-            start=start, end=end, first_row=first_row, header=header,
+            start=start, end=min(end, found.num_bytes), first_row=first_row, header=header,
         )  # fmt: skip
         return Cut(reference, num_tokens / num_rows, num_bytes / num_rows)
 

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, TypeVar, cast
 import msgspec
 
 from vectormill.domain.errors import InvalidItem, SubmissionTooLarge
+from vectormill.files.formats import PACKED
 from vectormill.rows.columns import Columns
 
 T = TypeVar("T")
@@ -93,8 +94,11 @@ def read_blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
     try:
         while block := file.read(BLOCK_BYTES):
             yield bytes(block)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InvalidItem(f"{name} is not a complete gzip file: {error}.") from error
+    except (OSError, EOFError, zlib.error) as error:
+        if not name.lower().endswith(PACKED):
+            raise
+        kind = "zstd" if name.lower().endswith(".zst") else "gzip"
+        raise InvalidItem(f"{name} is not a complete {kind} file: {error}.") from error
 
 
 def strip_mark(block: bytes, name: str) -> bytes:

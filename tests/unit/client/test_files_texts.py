@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 from msgspec import Raw
 
 from vectormill.domain.errors import InvalidItem
@@ -118,6 +119,12 @@ def test_what_cannot_be_read_is_named_with_its_place(tmp_path: Path) -> None:
             gzip.compress(b'{"text": "x"}\n' * 1000, mtime=0)[:-9],
             "in.jsonl.gz is not a complete gzip file",
         ),
+        (
+            "in.jsonl.zst",
+            zstandard.compress(b'{"text": "x"}\n' * 1000)[:-9],
+            "in.jsonl.zst is not a complete zstd file",
+        ),
+        ("in.csv.zst", b"no zstd", "in.csv.zst is not a complete zstd file"),
         ("in.csv", b"key,text\na,b\nc\n", "in.csv, line 3: the row has 1 cells, but the header has 2."),
         ("in.csv", b"key,text\na,b,c\n", "in.csv, line 2: the row has 3 cells, but the header has 2."),
         (
