@@ -130,7 +130,9 @@ def show_collection(collection: Collection) -> None:
     from rich.text import Text
 
     console = make_report_console()
-    headline = ("  " + _headline(collection), "dim")
+    vector_type = collection["options"].get("vector_type") or "float16"
+    told = f", {vector_type}" if collection["kind"] == VECTORS else ""
+    headline = (f"  {describe_results(collection)}{told}", "dim")
     console.print(Text.assemble("\n", (collection["name"], "bold"), headline, "\n"))
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
@@ -454,12 +456,6 @@ def _sections(collection: Collection) -> Iterator[tuple[str, tuple[str, ...], Se
         for run in collection["runs"]
     ]
     yield "last runs", ("id", "kind", "state", "seen", "failed", "ended"), runs
-
-
-def _headline(collection: Collection) -> str:
-    vector_type = collection["options"].get("vector_type") or "float16"
-    told = f", {vector_type}" if collection["kind"] == VECTORS else ""
-    return describe_results(collection) + told
 
 
 def describe_results(collection: Collection) -> str:

@@ -44,9 +44,7 @@ def show_sizes(told: Told) -> None:
         value, least, most = (form(figure[each]) for each in ("value", "least", "most"))
         return value if least == most else f"{value} ({least} to {most})"
 
-    def show_moments(value: str, least: str, most: str) -> str:
-        return f"{value[:16]} ({least[:16]} to {most[:16]})"
-
+    moments = [moment[:16] for moment in told.get("ends_at") or ()]
     print_facts(
         [
             ("rows", show("rows", number)),
@@ -58,7 +56,7 @@ def show_sizes(told: Told) -> None:
             *told.get("reasons", {}).items(),
             ("encoding", show("seconds", describe_seconds)),
             ("queue before it", show("queue_seconds", describe_seconds)),
-            ("ends at", told.get("ends_at") and show_moments(*told["ends_at"])),
+            ("ends at", moments and "{} ({} to {})".format(*moments)),
             ("host", told.get("host_cores") and f"{show('host_cores', '{:,.1f}'.format)} cores"),
             ("price", show("price", "{:,.2f}".format)),
             ("rows on disk", show("rows_bytes", describe_size)),

@@ -87,17 +87,12 @@ def write_json(value: Any) -> bytes:
     """
     try:
         written = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return written.encode() if is_unicode(written) else json.dumps(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidOption(f"The request cannot be encoded as JSON: {error}.") from error
-
-
-def is_unicode(written: str) -> bool:
     try:
-        written.encode()
+        return written.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        return json.dumps(value).encode()
 
 
 def is_loopback(url: str) -> bool:
