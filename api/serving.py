@@ -46,9 +46,10 @@ def serve(
 ) -> Callable[[Handler], Handler]:
     """Register the decorated function as the route of the operation.
 
-    Its argument `body` is the decoded body, `query` the query parameters. It returns the answer, or a
-    complete response. A function that is not a coroutine runs on a thread. `checks` are FastAPI dependencies
-    that run before it and may raise Problem.
+    Its argument `body` is the decoded body, `query` the query parameters, and `connection` the transaction of
+    the request, which is committed before the answer is sent. It returns the answer, or a complete response. A
+    function that is not a coroutine runs on a thread. `checks` are FastAPI dependencies that run before it and
+    may raise Problem.
     """
     if operation.is_confirmed:
         checks = (*checks, make_confirmation(operation))
@@ -70,7 +71,7 @@ def serve(
 
 
 def make_endpoint(operation: Operation[Any], handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an endpoint that reads the handler's body and query as dependencies and writes its answer."""
+    """Return an endpoint that gives the handler its body, query and connection, and writes its answer."""
     signature = inspect.signature(handler)
     parameters = dict(signature.parameters)
     for name, kind, make_reader in (
@@ -83,8 +84,15 @@ def make_endpoint(operation: Operation[Any], handler: Callable[..., Any]) -> Cal
                 annotation=Annotated[kind, Depends(make_reader(kind))]
             )
 
+    if "connection" in parameters:
+        parameters["connection"] = parameters["connection"].replace(annotation=ResourcesDependency)
+
     def endpoint(**arguments: Any) -> Response:
-        return respond(operation, handler(**arguments))
+        if "connection" not in parameters:
+            return respond(operation, handler(**arguments))
+        with arguments["connection"].engine.begin() as connection:
+            answer = handler(**arguments | {"connection": connection})
+        return respond(operation, answer)
 
     async def async_endpoint(**arguments: Any) -> Response:
         return respond(operation, await handler(**arguments))

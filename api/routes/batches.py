@@ -4,6 +4,7 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Path, Request
+from sqlalchemy import Connection
 
 from api.dependencies import ResourcesDependency
 from api.intake.file_uploads import receive_file
@@ -68,25 +69,23 @@ async def post_file(
 
 
 @serve(file_router, operations.LIST_FILES)
-def get_files(resources: ResourcesDependency, query: FileQuery) -> FilePage:
+def get_files(connection: Connection, query: FileQuery) -> FilePage:
     """List files, newest first unless another order is requested."""
     after = None if query.after is None else parse_file_name(query.after)
-    with resources.engine.connect() as connection:
-        found = list_files(
-            connection,
-            purpose=query.purpose,
-            after=after,
-            is_newest_first=query.order == "desc",
-            limit=query.limit + 1,
-        )
+    found = list_files(
+        connection,
+        purpose=query.purpose,
+        after=after,
+        is_newest_first=query.order == "desc",
+        limit=query.limit + 1,
+    )
     return make_page(FilePage, [describe_file(file) for file in found], query.limit)
 
 
 @serve(file_router, operations.SHOW_FILE)
-def get_file(resources: ResourcesDependency, file_id: FileId) -> FileBody:
+def get_file(connection: Connection, file_id: FileId) -> FileBody:
     """Show one file."""
-    with resources.engine.connect() as connection:
-        return describe_file(find_file(connection, file_id))
+    return describe_file(find_file(connection, file_id))
 
 
 @serve(file_router, operations.READ_FILE)
@@ -102,10 +101,9 @@ def get_content(resources: ResourcesDependency, file_id: FileId) -> PieceRespons
 
 
 @serve(file_router, operations.DELETE_FILE)
-def delete_file(resources: ResourcesDependency, file_id: FileId) -> DeletedFile:
+def delete_file(connection: Connection, file_id: FileId) -> DeletedFile:
     """Delete the file; its disk space is freed some seconds later."""
-    with resources.engine.begin() as connection:
-        discard_file(connection, file_id)
+    discard_file(connection, file_id)
     return DeletedFile(id=name_file(file_id), object="file", deleted=True)
 
 
@@ -138,23 +136,20 @@ def post_batch(
 
 
 @serve(router, operations.LIST)
-def get_batches(resources: ResourcesDependency, query: BatchQuery) -> BatchPage:
+def get_batches(connection: Connection, query: BatchQuery) -> BatchPage:
     """List batches, newest first."""
     after = None if query.after is None else parse_batch_name(query.after)
-    with resources.engine.connect() as connection:
-        found = list_batches(connection, after=after, limit=query.limit + 1)
+    found = list_batches(connection, after=after, limit=query.limit + 1)
     return make_page(BatchPage, [describe_batch(batch) for batch in found], query.limit)
 
 
 @serve(router, operations.SHOW)
-def get_batch(resources: ResourcesDependency, batch_id: BatchId) -> BatchBody:
+def get_batch(connection: Connection, batch_id: BatchId) -> BatchBody:
     """Show one batch: its state, its counts, and its files when it has ended."""
-    with resources.engine.connect() as connection:
-        return describe_batch(find_batch(connection, batch_id))
+    return describe_batch(find_batch(connection, batch_id))
 
 
 @serve(router, operations.CANCEL)
-def post_cancel(resources: ResourcesDependency, batch_id: BatchId) -> BatchBody:
+def post_cancel(connection: Connection, batch_id: BatchId) -> BatchBody:
     """Cancel the batch; lines already answered are in its output file. Repeating this changes nothing."""
-    with resources.engine.begin() as connection:
-        return describe_batch(cancel_batch(connection, batch_id))
+    return describe_batch(cancel_batch(connection, batch_id))

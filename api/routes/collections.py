@@ -8,6 +8,7 @@ import msgspec
 from fastapi import APIRouter, Path
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
+from sqlalchemy import Connection
 
 from api.cursors import cut_page, decode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
@@ -86,11 +87,10 @@ GenerationId = Annotated[int, Path(ge=1, le=2**63 - 1, description="The generati
 
 
 @serve(router, operations.LIST)
-def get_collections(resources: ResourcesDependency, query: CollectionsQuery) -> CollectionPage:
+def get_collections(connection: Connection, query: CollectionsQuery) -> CollectionPage:
     """List collections by name, with the spec of their vectors."""
     after = decode_cursor(query.after)
-    with resources.engine.connect() as connection:
-        rows = list_collection_rows(connection, after=after, limit=query.limit + 1)
+    rows = list_collection_rows(connection, after=after, limit=query.limit + 1)
     page, following = cut_page(rows, query.limit, lambda row: row.id)
     return CollectionPage(
         data=[describe(CollectionBody, row, **list_facts(row)) for row in page], next=following
@@ -256,13 +256,12 @@ index_router = APIRouter(tags=["indexes"])
 
 
 @serve(index_router, operations.SHOW_INDEX)
-def get_index(resources: ResourcesDependency, name: CollectionName) -> IndexBody:
+def get_index(resources: ResourcesDependency, connection: Connection, name: CollectionName) -> IndexBody:
     """Return the existing indexes, what would be built now and why, and the progress of a build."""
-    with resources.engine.begin() as connection:
-        generation = find_generation(connection, name)
-        outlook = plan_for(connection, generation, resources.settings, {})
-        indexes = find_indexes(connection, generation.id)
-        progress = find_progress(connection, generation.id)
+    generation = find_generation(connection, name)
+    outlook = plan_for(connection, generation, resources.settings, {})
+    indexes = find_indexes(connection, generation.id)
+    progress = find_progress(connection, generation.id)
     return describe(
         IndexBody,
         outlook,
@@ -281,19 +280,18 @@ def get_index(resources: ResourcesDependency, name: CollectionName) -> IndexBody
 
 
 @serve(index_router, operations.CHANGE_INDEX)
-def put_index(resources: ResourcesDependency, name: CollectionName, body: IndexRequest) -> RunBody:
+def put_index(connection: Connection, name: CollectionName, body: IndexRequest) -> RunBody:
     """Store what is wanted, and start a run that builds what is missing and drops what is not wanted."""
     policy, fields = body.choose_policy(), body.fields()
-    with resources.engine.begin() as connection:
-        generation = find_generation(connection, name)
-        if policy == HNSW or body.shape() or body.rebuild:
-            require_vectors(name, generation.kind, "An HNSW index needs")
-        kept = find_wishes(connection, generation.id)
-        options = {**kept.options, **body.shape()}
-        check_codes(name, generation.spec, body.shape())
-        IndexSettings.from_options(policy or kept.policy, options)
-        set_wishes(connection, name, policy=policy, options=options, filters=fields)
-        run = create_run(connection, name, INDEX, options={"rebuild": True} if body.rebuild else {})
+    generation = find_generation(connection, name)
+    if policy == HNSW or body.shape() or body.rebuild:
+        require_vectors(name, generation.kind, "An HNSW index needs")
+    kept = find_wishes(connection, generation.id)
+    options = {**kept.options, **body.shape()}
+    check_codes(name, generation.spec, body.shape())
+    IndexSettings.from_options(policy or kept.policy, options)
+    set_wishes(connection, name, policy=policy, options=options, filters=fields)
+    run = create_run(connection, name, INDEX, options={"rebuild": True} if body.rebuild else {})
     assert run is not None, "only a due time of a schedule can have a run already"
     return describe_run(run)
 

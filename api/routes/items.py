@@ -8,6 +8,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from sqlalchemy import Connection
 
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.door.media_types import require_json
@@ -100,15 +101,9 @@ ItemKey = Annotated[str, Depends(find_key)]
 
 @serve(router, operations.SHOW_ITEM)
 @serve(router, operations.SHOW_ITEM_AT, check_path)
-def get_item(
-    name: CollectionName,
-    key: ItemKey,
-    resources: ResourcesDependency,
-    query: KeptItemQuery,
-) -> ItemAnswer:
+def get_item(name: CollectionName, key: ItemKey, connection: Connection, query: KeptItemQuery) -> ItemAnswer:
     """Return the collection's item with this key."""
-    with resources.engine.connect() as connection:
-        item = find_item(connection, name, key, has_vector=query.include == "vector")
+    item = find_item(connection, name, key, has_vector=query.include == "vector")
     document, passage = find_passage(item.metadata or {})
     answer = ItemAnswer(
         key=item.key,
@@ -232,24 +227,22 @@ def describe_failure(failure: ItemFailure) -> Problem:
 
 @serve(router, operations.DELETE_ITEM)
 @serve(router, operations.DELETE_ITEM_AT, check_path)
-def delete_item(
-    name: CollectionName, key: ItemKey, resources: ResourcesDependency, query: OneItemQuery
-) -> None:
+def delete_item(name: CollectionName, key: ItemKey, connection: Connection, query: OneItemQuery) -> None:
     """Delete the item with the key, and discard what earlier jobs would still write there; it need not exist.
 
     Searches no longer find it. Within minutes its text is removed from the payloads of jobs that still
     contain it.
     """
-    with resources.engine.begin() as connection:
-        delete_items(connection, name, [key])
+    delete_items(connection, name, [key])
 
 
 @serve(router, operations.DELETE_ITEMS)
-def post_delete(resources: ResourcesDependency, name: CollectionName, body: DeleteRequest) -> DeleteAnswer:
+def post_delete(
+    resources: ResourcesDependency, connection: Connection, name: CollectionName, body: DeleteRequest
+) -> DeleteAnswer:
     """Delete many items at once, as if each were deleted."""
     keys = check_keys(body.keys, resources)
-    with resources.engine.begin() as connection:
-        return DeleteAnswer(num_keys=len(keys), num_deleted=delete_items(connection, name, keys))
+    return DeleteAnswer(num_keys=len(keys), num_deleted=delete_items(connection, name, keys))
 
 
 def check_keys(keys: Sequence[str], resources: Resources) -> set[str]:

@@ -65,32 +65,28 @@ async def create_job(
 
 
 @serve(router, operations.LIST)
-def get_jobs(resources: ResourcesDependency, query: JobQuery) -> JobPage:
+def get_jobs(connection: Connection, query: JobQuery) -> JobPage:
     """List jobs, newest first."""
     if query.state is not None and query.state not in JOB_STATES:
         detail = f"Unknown job state {query.state!r}; expected one of: {', '.join(JOB_STATES)}."
         raise Problem(422, "invalid-request", detail, errors=[Place(detail, parameter="state")])
-    before_seq = decode_cursor(query.after)
-    with resources.engine.connect() as connection:
-        jobs = list_jobs(
-            connection,
-            state=query.state,
-            collection=query.collection,
-            since=query.since,
-            until=query.until,
-            before_seq=before_seq,
-            limit=query.limit + 1,
-        )
-        page, cursor = cut_page(jobs, query.limit, lambda job: job.seq)
-        bodies = make_job_bodies(connection, page)
-    return JobPage(data=bodies, next=cursor)
+    jobs = list_jobs(
+        connection,
+        state=query.state,
+        collection=query.collection,
+        since=query.since,
+        until=query.until,
+        before_seq=decode_cursor(query.after),
+        limit=query.limit + 1,
+    )
+    page, cursor = cut_page(jobs, query.limit, lambda job: job.seq)
+    return JobPage(data=make_job_bodies(connection, page), next=cursor)
 
 
 @serve(router, operations.SHOW)
-def get_job(resources: ResourcesDependency, job_id: JobId) -> JobBody:
+def get_job(connection: Connection, job_id: JobId) -> JobBody:
     """Return the current state of the job."""
-    with resources.engine.connect() as connection:
-        return make_job_body(connection, find_job(connection, job_id))
+    return make_job_body(connection, find_job(connection, job_id))
 
 
 def change_job(resources: Resources, wish: JobChange, job_id: UUID) -> JobBody:
@@ -142,40 +138,37 @@ def post_retry(resources: ResourcesDependency, job_id: JobId) -> JobBody:
 
 
 @serve(router, operations.DELETE)
-def delete_job(resources: ResourcesDependency, job_id: JobId) -> None:
+def delete_job(connection: Connection, job_id: JobId) -> None:
     """Delete an ended job with its texts, errors, and vectors that are in no collection; rows in collections stay.
 
     409 if the job has not ended: cancel it first. The job is gone once this responds; its disk space is freed
     seconds to minutes later.
     """
-    with resources.engine.begin() as connection:
-        refuse_job_of_batch(connection, job_id, "deleted")
-        discard_job(connection, job_id)
+    refuse_job_of_batch(connection, job_id, "deleted")
+    discard_job(connection, job_id)
 
 
 @serve(router, operations.LIST_ERRORS)
-def get_errors(resources: ResourcesDependency, job_id: JobId, query: ItemQuery) -> ItemErrorPage:
+def get_errors(connection: Connection, job_id: JobId, query: ItemQuery) -> ItemErrorPage:
     """List the items that failed, in the order of submission."""
     after = decode_cursor(query.after)
-    with resources.engine.connect() as connection:
-        errors = list_item_errors(connection, job_id, after=after, limit=query.limit + 1)
-        find_job(
-            connection, job_id
-        )  # last, so that a job deleted meanwhile raises JobNotFound instead of giving a short page
+    errors = list_item_errors(connection, job_id, after=after, limit=query.limit + 1)
+    find_job(
+        connection, job_id
+    )  # last, so that a job deleted meanwhile is not found instead of giving a short page
     page, cursor = cut_page(errors, query.limit, lambda error: error.item)
     return ItemErrorPage(data=[describe(ItemErrorBody, error) for error in page], next=cursor)
 
 
 @serve(router, operations.LIST_TRUNCATED)
-def get_truncated_items(resources: ResourcesDependency, job_id: JobId, query: ItemQuery) -> TruncatedItemPage:
+def get_truncated_items(connection: Connection, job_id: JobId, query: ItemQuery) -> TruncatedItemPage:
     """List the items that were truncated because they have more than max_tokens, in the order of submission.
 
     A page may have fewer than `limit` items even if more follow.
     """
     after = decode_cursor(query.after)
-    with resources.engine.connect() as connection:
-        page = list_truncated_items(connection, job_id, after=after, limit=query.limit)
-        find_job(connection, job_id)
+    page = list_truncated_items(connection, job_id, after=after, limit=query.limit)
+    find_job(connection, job_id)
     return TruncatedItemPage(
         data=[TruncatedItemBody(key=item.key) for item in page.items],
         next=encode_cursor(page.items[-1].item) if page.has_more else None,
@@ -183,10 +176,9 @@ def get_truncated_items(resources: ResourcesDependency, job_id: JobId, query: It
 
 
 @serve(router, operations.LIST_SUSPECT)
-def get_suspect_chunks(resources: ResourcesDependency, query: PageQuery) -> SuspectChunkPage:
+def get_suspect_chunks(connection: Connection, query: PageQuery) -> SuspectChunkPage:
     """List the chunks of all jobs whose results a faulty worker computed, and which cannot be encoded again."""
     after = decode_cursor(query.after)
-    with resources.engine.connect() as connection:
-        found = list_suspect_chunks(connection, after=after, limit=query.limit + 1)
+    found = list_suspect_chunks(connection, after=after, limit=query.limit + 1)
     page, cursor = cut_page(found, query.limit, lambda chunk: chunk.id)
     return SuspectChunkPage(data=[describe(SuspectChunkBody, chunk) for chunk in page], next=cursor)

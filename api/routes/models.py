@@ -3,6 +3,7 @@
 from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Path
+from sqlalchemy import Connection
 
 from api.dependencies import ResourcesDependency
 from api.serving import serve
@@ -75,7 +76,6 @@ def find_moment(card: ModelCard) -> int:
 
 
 @serve(router, worker_operations.LIST)
-def get_workers(resources: ResourcesDependency) -> WorkerList:
+def get_workers(connection: Connection) -> WorkerList:
     """List the live workers, with the device, backend and precision that each reports."""
-    with resources.engine.connect() as connection:
-        return WorkerList(data=[describe(WorkerBody, worker) for worker in list_workers(connection)])
+    return WorkerList(data=[describe(WorkerBody, worker) for worker in list_workers(connection)])

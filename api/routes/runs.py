@@ -138,11 +138,10 @@ def read_page(resources: Resources, collection: str | None, query: PageQuery) ->
 
 
 @serve(router, operations.SHOW)
-def get_run(resources: ResourcesDependency, run_id: RunId) -> RunBody:
+def get_run(connection: Connection, run_id: RunId) -> RunBody:
     """Return the current state of a run."""
-    with resources.engine.connect() as connection:
-        run = find_run(connection, run_id)
-        return describe_run(run, find_encoding_job(connection, run))
+    run = find_run(connection, run_id)
+    return describe_run(run, find_encoding_job(connection, run))
 
 
 def find_encoding_job(connection: Connection, run: Run) -> Job | None:
@@ -156,14 +155,12 @@ def find_encoding_job(connection: Connection, run: Run) -> Job | None:
 
 
 @serve(router, operations.CANCEL)
-def post_cancel(resources: ResourcesDependency, run_id: RunId) -> RunBody:
+def post_cancel(connection: Connection, run_id: RunId) -> RunBody:
     """Cancel a run and the job that encodes for it; what it has written stays. Repeating this changes nothing."""
-    with resources.engine.begin() as connection:
-        return describe_run(cancel_run(connection, run_id))
+    return describe_run(cancel_run(connection, run_id))
 
 
 @serve(router, operations.CONFIRM)
-def post_confirm(resources: ResourcesDependency, run_id: RunId) -> RunBody:
+def post_confirm(connection: Connection, run_id: RunId) -> RunBody:
     """Confirm a held run, so that it does what it was held for; its `error` says what that is."""
-    with resources.engine.begin() as connection:
-        return describe_run(confirm_run(connection, run_id))
+    return describe_run(confirm_run(connection, run_id))

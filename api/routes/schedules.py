@@ -4,9 +4,10 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Path
+from sqlalchemy import Connection
 
 from api.cursors import cut_page, decode_cursor
-from api.dependencies import ResourcesDependency, parse_collection_name
+from api.dependencies import parse_collection_name
 from api.intake.idempotency import IdempotencyKey
 from api.serving import serve
 from vectormill.db.idempotency import make_once
@@ -51,86 +52,69 @@ ScheduleName = Annotated[str, Depends(parse_schedule_name)]
 
 
 @serve(router, operations.CREATE)
-def post_schedule(body: ScheduleRequest, resources: ResourcesDependency) -> ScheduleBody:
+def post_schedule(body: ScheduleRequest, connection: Connection) -> ScheduleBody:
     """Create a schedule that re-indexes a collection from its source at every due time from now on."""
     collection = parse_collection_name(body.collection)
     new = NewSchedule(body.name or collection, collection, body.cron, body.timezone, body.overlap)
-    with resources.engine.begin() as connection:
-        schedule = create_schedule(connection, new)
-    return describe_schedule(schedule)
+    return describe_schedule(create_schedule(connection, new))
 
 
 @serve(router, operations.LIST)
-def get_schedules(resources: ResourcesDependency, query: PageQuery) -> SchedulePage:
+def get_schedules(connection: Connection, query: PageQuery) -> SchedulePage:
     """List all schedules, oldest first."""
-    with resources.engine.connect() as connection:
-        found = list_schedules(connection, after=decode_cursor(query.after), limit=query.limit + 1)
+    found = list_schedules(connection, after=decode_cursor(query.after), limit=query.limit + 1)
     page, cursor = cut_page(found, query.limit, lambda schedule: schedule.id)
     return SchedulePage(data=[describe_schedule(schedule) for schedule in page], next=cursor)
 
 
 @serve(router, operations.SHOW)
-def get_schedule(resources: ResourcesDependency, name: ScheduleName) -> ScheduleBody:
+def get_schedule(connection: Connection, name: ScheduleName) -> ScheduleBody:
     """Show a schedule: when it is next due, and how its runs ended."""
-    with resources.engine.connect() as connection:
-        return describe_schedule(find_schedule(connection, name))
+    return describe_schedule(find_schedule(connection, name))
 
 
 @serve(router, operations.CHANGE)
-def patch_schedule(resources: ResourcesDependency, name: ScheduleName, body: ScheduleChange) -> ScheduleBody:
+def patch_schedule(connection: Connection, name: ScheduleName, body: ScheduleChange) -> ScheduleBody:
     """Change when a schedule is due, or what happens when runs overlap.
 
     After a change of the expression or the time zone, the schedule is due from now on.
     """
-    with resources.engine.begin() as connection:
-        changed = change_schedule(
-            connection, name, cron=body.cron, timezone=body.timezone, overlap=body.overlap
-        )
+    changed = change_schedule(connection, name, cron=body.cron, timezone=body.timezone, overlap=body.overlap)
     return describe_schedule(changed)
 
 
 @serve(router, operations.DELETE)
-def remove_schedule(resources: ResourcesDependency, name: ScheduleName) -> None:
+def remove_schedule(connection: Connection, name: ScheduleName) -> None:
     """Delete a schedule. Its runs stay, and a run in progress continues."""
-    with resources.engine.begin() as connection:
-        delete_schedule(connection, name)
+    delete_schedule(connection, name)
 
 
 @serve(router, operations.PAUSE)
-def post_pause(resources: ResourcesDependency, name: ScheduleName) -> ScheduleBody:
+def post_pause(connection: Connection, name: ScheduleName) -> ScheduleBody:
     """Pause a schedule: due times pass without a run until it is resumed. A run in progress continues."""
-    with resources.engine.begin() as connection:
-        return describe_schedule(pause_schedule(connection, name))
+    return describe_schedule(pause_schedule(connection, name))
 
 
 @serve(router, operations.RESUME)
-def post_resume(resources: ResourcesDependency, name: ScheduleName) -> ScheduleBody:
+def post_resume(connection: Connection, name: ScheduleName) -> ScheduleBody:
     """Resume a paused schedule. Due times that passed during the pause are not made up for."""
-    with resources.engine.begin() as connection:
-        return describe_schedule(resume_schedule(connection, name))
+    return describe_schedule(resume_schedule(connection, name))
 
 
 @serve(router, operations.RUN)
-def post_run(
-    resources: ResourcesDependency, name: ScheduleName, idempotency_key: IdempotencyKey
-) -> ScheduledRunBody:
+def post_run(connection: Connection, name: ScheduleName, idempotency_key: IdempotencyKey) -> ScheduledRunBody:
     """Start a run now, in addition to the due times; it waits while another run of the collection is in progress."""
 
     def make() -> str:
         return str(run_schedule_now(connection, name))
 
-    with resources.engine.begin() as connection:
-        made = make_once(connection, "run of a schedule", idempotency_key, name.encode(), make)
-        run = find_run(connection, UUID(made))
-    return describe_scheduled_run(run)
+    made = make_once(connection, "run of a schedule", idempotency_key, name.encode(), make)
+    return describe_scheduled_run(find_run(connection, UUID(made)))
 
 
 @serve(router, operations.HISTORY)
-def get_history(resources: ResourcesDependency, name: ScheduleName, query: PageQuery) -> ScheduledRunPage:
+def get_history(connection: Connection, name: ScheduleName, query: PageQuery) -> ScheduledRunPage:
     """List the due times of a schedule, newest first: runs, and skipped due times with the reason."""
-    with resources.engine.connect() as connection:
-        found = list_scheduled_runs(
-            connection, name, before=decode_cursor(query.after), limit=query.limit + 1
-        )
+    found = list_scheduled_runs(connection, name, before=decode_cursor(query.after), limit=query.limit + 1)
     page, cursor = cut_page(found, query.limit, position_of)
     return ScheduledRunPage(data=[describe_scheduled_run(run) for run in page], next=cursor)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends, Path
+from sqlalchemy import Connection
 
 from api.cursors import cut_page, decode_cursor
 from api.dependencies import Resources, ResourcesDependency
@@ -105,99 +106,85 @@ def post_webhook(
 
 
 @serve(router, operations.LIST)
-def get_webhooks(resources: ResourcesDependency, query: PageQuery) -> WebhookPage:
+def get_webhooks(connection: Connection, query: PageQuery) -> WebhookPage:
     """List webhooks, oldest first."""
-    with resources.engine.connect() as connection:
-        found = list_webhooks(connection, after=decode_cursor(query.after), limit=query.limit + 1)
+    found = list_webhooks(connection, after=decode_cursor(query.after), limit=query.limit + 1)
     page, cursor = cut_page(found, query.limit, lambda webhook: webhook.id)
     return WebhookPage(data=[describe(WebhookBody, webhook) for webhook in page], next=cursor)
 
 
 @serve(router, operations.SHOW)
-def get_webhook(resources: ResourcesDependency, webhook_id: WebhookId) -> WebhookBody:
+def get_webhook(connection: Connection, webhook_id: WebhookId) -> WebhookBody:
     """Show one webhook: whether it is enabled, and how many messages were delivered, refused and given up."""
-    with resources.engine.connect() as connection:
-        return describe(WebhookBody, find_webhook(connection, webhook_id))
+    return describe(WebhookBody, find_webhook(connection, webhook_id))
 
 
 @serve(router, operations.CHANGE)
-def patch_webhook(resources: ResourcesDependency, webhook_id: WebhookId, body: WebhookChange) -> WebhookBody:
+def patch_webhook(
+    resources: ResourcesDependency, connection: Connection, webhook_id: WebhookId, body: WebhookChange
+) -> WebhookBody:
     """Change the URL or the events of a webhook, disable it, or enable it again."""
-    with resources.engine.begin() as connection:
-        changed = change_webhook(
-            connection,
-            webhook_id,
-            url=None if body.url is None else check_target(resources, body.url),
-            description=None if body.description is None else check_text(body.description),
-            events=None if body.events is None else check_events(body.events),
-            is_enabled=body.is_enabled,
-        )
+    changed = change_webhook(
+        connection,
+        webhook_id,
+        url=None if body.url is None else check_target(resources, body.url),
+        description=None if body.description is None else check_text(body.description),
+        events=None if body.events is None else check_events(body.events),
+        is_enabled=body.is_enabled,
+    )
     return describe(WebhookBody, changed)
 
 
 @serve(router, operations.DELETE)
-def remove_webhook(resources: ResourcesDependency, webhook_id: WebhookId) -> None:
+def remove_webhook(connection: Connection, webhook_id: WebhookId) -> None:
     """Delete the webhook and its deliveries; nothing more is sent to it."""
-    with resources.engine.begin() as connection:
-        delete_webhook(connection, webhook_id)
+    delete_webhook(connection, webhook_id)
 
 
 @serve(router, operations.ROTATE)
-def post_rotation(
-    resources: ResourcesDependency, webhook_id: WebhookId, body: RotationRequest
-) -> NewWebhookBody:
+def post_rotation(connection: Connection, webhook_id: WebhookId, body: RotationRequest) -> NewWebhookBody:
     """Create a new secret, which only this response shows. For a while, messages are signed with the old one too."""
     secret = make_secret()
-    with resources.engine.begin() as connection:
-        webhook = rotate_secret(connection, webhook_id, secret, body.grace_seconds)
+    webhook = rotate_secret(connection, webhook_id, secret, body.grace_seconds)
     return describe(NewWebhookBody, webhook, secret=secret)
 
 
 @serve(router, operations.TEST)
-def post_test_event(resources: ResourcesDependency, webhook_id: WebhookId) -> DeliveryBody:
+def post_test_event(connection: Connection, webhook_id: WebhookId) -> DeliveryBody:
     """Send a `webhook.test` event and return its delivery; GET …/deliveries/{id} shows how it ended."""
-    with resources.engine.begin() as connection:
-        return describe_delivery(post_test(connection, webhook_id, datetime.now(UTC)))
+    return describe_delivery(post_test(connection, webhook_id, datetime.now(UTC)))
 
 
 @serve(router, operations.REPLAY_FAILED)
-def post_replay(resources: ResourcesDependency, webhook_id: WebhookId, body: ReplayRequest) -> ReplayedBody:
+def post_replay(connection: Connection, webhook_id: WebhookId, body: ReplayRequest) -> ReplayedBody:
     """Resend all messages that were given up, for events since a point in time."""
-    with resources.engine.begin() as connection:
-        return ReplayedBody(num_replayed=replay_failed(connection, webhook_id, body.since))
+    return ReplayedBody(num_replayed=replay_failed(connection, webhook_id, body.since))
 
 
 @serve(router, operations.LIST_DELIVERIES)
-def get_deliveries(
-    resources: ResourcesDependency, webhook_id: WebhookId, query: DeliveryQuery
-) -> DeliveryPage:
+def get_deliveries(connection: Connection, webhook_id: WebhookId, query: DeliveryQuery) -> DeliveryPage:
     """List the events of a webhook, newest first, with the state of their delivery."""
-    with resources.engine.connect() as connection:
-        find_webhook(connection, webhook_id)
-        found = list_deliveries(
-            connection,
-            webhook_id,
-            state=query.state,
-            before=decode_cursor(query.after),
-            limit=query.limit + 1,
-        )
+    find_webhook(connection, webhook_id)
+    found = list_deliveries(
+        connection,
+        webhook_id,
+        state=query.state,
+        before=decode_cursor(query.after),
+        limit=query.limit + 1,
+    )
     page, cursor = cut_page(found, query.limit, lambda delivery: delivery.id)
     return DeliveryPage(data=[describe_delivery(delivery) for delivery in page], next=cursor)
 
 
 @serve(router, operations.SHOW_DELIVERY)
-def get_delivery(
-    resources: ResourcesDependency, webhook_id: WebhookId, delivery_id: DeliveryId
-) -> DeliveryBody:
+def get_delivery(connection: Connection, webhook_id: WebhookId, delivery_id: DeliveryId) -> DeliveryBody:
     """Show one event of a webhook, with the state of its delivery."""
-    with resources.engine.connect() as connection:
-        return describe_delivery(find_delivery(connection, webhook_id, delivery_id))
+    return describe_delivery(find_delivery(connection, webhook_id, delivery_id))
 
 
 @serve(router, operations.REPLAY)
 def post_delivery_replay(
-    resources: ResourcesDependency, webhook_id: WebhookId, delivery_id: DeliveryId
+    connection: Connection, webhook_id: WebhookId, delivery_id: DeliveryId
 ) -> DeliveryBody:
     """Resend a message, whatever its state, with the same `webhook-id`."""
-    with resources.engine.begin() as connection:
-        return describe_delivery(replay_delivery(connection, webhook_id, delivery_id))
+    return describe_delivery(replay_delivery(connection, webhook_id, delivery_id))

@@ -34,11 +34,6 @@ Pieces = Generator[bytes, None, None]
 # A call in a thread costs as much as formatting ten rows. Larger pieces cost more, since their memory is returned to
 # the system and allocated again each time, at three page faults per row.
 PIECE_BYTES: Final = 256 << 10
-# Memory of the Parquet writer: the copies of a row group between Postgres and the socket, and the bytes of the footer
-# per row group, which are kept until the end.
-GROUP_COPIES: Final = 9
-FOOTER_BYTES: Final = 1200
-SMALLEST_GROUP_BYTES: Final = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
