@@ -7,7 +7,6 @@ the file.
 
 import time
 from collections.abc import Callable, Generator
-from types import TracebackType
 from typing import Final, Self
 from uuid import UUID, uuid4
 
@@ -321,9 +320,7 @@ class FileWriter:
         connection.execute(FINISH_FILE, values)
         return find_file(connection, self.id)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._is_begun and not self._is_finished:
             with self._engine.begin() as connection:
                 connection.execute(DISCARD_UPLOAD, {"id": self.id})

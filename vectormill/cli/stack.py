@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Final, NoReturn, Self
 
 from vectormill.cli.extras import require_service
@@ -69,9 +69,7 @@ class Stack:
         self._child = self._start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number in ENDING_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the shutdown
         if self._child is not None:

@@ -6,7 +6,6 @@ Writes to stderr, so that stdout holds results only.
 import sys
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Final, Self
 
 from rich.console import Console
@@ -46,9 +45,7 @@ class Progress:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar.console.is_terminal:
             self._bar.stop()
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 from uuid import UUID, uuid4
 
@@ -544,9 +543,7 @@ class JobWriter:
             return reference.read_keys()[0], reference.name_items()[0]
         return read_keys(payload)[row], f"item {position + 1}"
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._keys.close()
         if self._place is not None and not self._is_finished:
             with suppress(StorageUnavailable):

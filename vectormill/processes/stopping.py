@@ -3,7 +3,7 @@
 import signal
 import threading
 from queue import SimpleQueue
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -27,12 +27,7 @@ class StopSignals:
             self._earlier[number] = signal.signal(number, self._note)
         return self._event
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._earlier.items():
             signal.signal(number, handler)
         self._arrived.put(None)

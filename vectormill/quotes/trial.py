@@ -1,7 +1,6 @@
 """JobTrial: takes what a JobWriter takes, checks it in the same way, and stores nothing; it ends with a quote."""
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 from uuid import UUID
 
@@ -56,9 +55,7 @@ class JobTrial:
             self._admit(connection)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._keys.close()
 
     def add_content(self, content: bytes) -> None:

@@ -8,7 +8,6 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Self
 from uuid import UUID, uuid4
 
@@ -222,9 +221,7 @@ class PushWriter:
             state = connection.execute(FIND_STATE, {"id": self.id}).scalar_one_or_none()
         return state not in (None, UPLOADING, FAILED)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._keys.close()
         if not self._is_finished:
             with self._engine.begin() as connection:
