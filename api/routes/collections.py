@@ -14,7 +14,7 @@ from api.cursors import cut_page, decode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.intake.submissions import make_wanted_spec
 from api.serving import serve
-from api.streams.result_columns import RESULT_COLUMNS
+from api.streams.result_columns import PARTS
 from api.streams.row_streams import ROW_FORMATS
 from api.streams.vector_streams import PieceResponse, start_reading
 from vectormill.collections import operations
@@ -332,7 +332,7 @@ def choose_inclusion(generation: Generation, include: str | None) -> Inclusion:
     """
     if include is None:
         return Inclusion()
-    parts, own = set(include.split(",")), RESULT_COLUMNS[generation.spec.result].part
+    parts, own = set(include.split(",")), PARTS[generation.spec.result]
     foreign = parts - {own, "metadata", "text"}
     if foreign:
         raise WrongKind(

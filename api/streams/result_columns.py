@@ -1,7 +1,6 @@
-"""ResultColumns: write the results of a collection's rows, for each kind, as JSON."""
+"""Write the results of rows as JSON, for each kind of result."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -23,47 +22,41 @@ from vectormill.vectors.representations import Representations, unpack
 from vectormill.vectors.scores import describe_numbers
 from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME
 
+# The name of each kind of results in the parameter `include`.
+PARTS: Final = {VECTOR: "vector", SCORE: "score", RECORD: "output", REPRESENTATIONS: "vector"}
 # The parts of an NDJSON line, in order.
 Parts = list[bytes | memoryview]
 
 
-@dataclass(frozen=True, slots=True)
-class ResultColumns:
-    """The JSON form of one kind of results, and their name in the parameter `include`.
+def measure(results: Results, spec: EncodingSpec) -> int:
+    """Return the approximate size of a row's results as JSON, in bytes."""
+    if spec.result == VECTOR:
+        return NUMBER_FORMATS[results.dtype].slot_bytes * int(results.shape[1])
+    if spec.result == SCORE:
+        return 40 * (1 + int(results.shape[1]))
+    num_bytes = max(1, sum(map(len, results)) // max(1, len(results)))
+    return (
+        num_bytes if spec.result == RECORD else 6 * num_bytes
+    )  # a packed number has six times as many digits
 
-    `measure` returns the approximate size of a row's result as JSON, in bytes. `write` returns the JSON of each row's
-    results as parts of an object: a comma, a name and a value for each field.
+
+def write_results(results: Results, spec: EncodingSpec) -> list[Parts]:
+    """Return the JSON of each row's results as parts of an object: a comma, a name and a value for each field.
+
+    Representations have a field for each output, in the order of OUTPUTS.
     """
-
-    part: str
-    measure: Callable[[Results], int]
-    write: Callable[[Results, EncodingSpec], Sequence[Parts]]
-
-
-def measure_numbers(results: Results) -> int:
-    return NUMBER_FORMATS[results.dtype].slot_bytes * int(results.shape[1])
-
-
-def measure_objects(results: Results) -> int:
-    return max(1, sum(map(len, results)) // max(1, len(results)))
-
-
-def write_embeddings(results: Results, spec: EncodingSpec) -> Sequence[Parts]:
-    written = NUMBER_FORMATS[results.dtype].write(results)
-    return [[b',"embedding":[', row.data] for row in written]
-
-
-def write_scores(results: Results, spec: EncodingSpec) -> Sequence[Parts]:
-    return [[b",", msgspec.json.encode(row)[1:-1]] for row in describe_numbers(results, spec.labels)]
-
-
-def write_records(results: Results, spec: EncodingSpec) -> Sequence[Parts]:
-    return [[b',"output":', output] for output in results]
+    if spec.result == VECTOR:
+        return [[b',"embedding":[', row.data] for row in NUMBER_FORMATS[results.dtype].write(results)]
+    if spec.result == SCORE:
+        return [[b",", msgspec.json.encode(row)[1:-1]] for row in describe_numbers(results, spec.labels)]
+    if spec.result == RECORD:
+        return [[b',"output":', output] for output in results]
+    return [write_representations(unpack(packed), spec) for packed in results]
 
 
 def describe_first(results: Results, spec: EncodingSpec) -> dict[str, Any]:
     """Return the first row's results as fields of a JSON object, as a line of NDJSON has them."""
-    (parts,) = RESULT_COLUMNS[spec.result].write(results[:1], spec)
+    (parts,) = write_results(results[:1], spec)
     described: dict[str, Any] = msgspec.json.decode(b"{" + b"".join(parts)[1:] + b"}")
     return described
 
@@ -93,15 +86,3 @@ def write_numbers(rows: Results) -> memoryview:
     """Return the JSON of the only row of numbers [1, n], ended by "]"."""
     written: memoryview = NUMBER_FORMATS[rows.dtype].write(rows)[0].data
     return written
-
-
-RESULT_COLUMNS: Final[Mapping[str, ResultColumns]] = {
-    VECTOR: ResultColumns("vector", measure_numbers, write_embeddings),
-    SCORE: ResultColumns("score", lambda results: 40 * (1 + int(results.shape[1])), write_scores),
-    RECORD: ResultColumns("output", measure_objects, write_records),
-    REPRESENTATIONS: ResultColumns(
-        "vector",
-        lambda results: 6 * measure_objects(results),
-        lambda results, spec: [write_representations(unpack(packed), spec) for packed in results],
-    ),
-}

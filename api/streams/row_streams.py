@@ -7,12 +7,12 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from api.streams.result_columns import RESULT_COLUMNS, Parts
+from api.streams.result_columns import Parts, measure, write_results
 from api.streams.vector_streams import PIECE_BYTES, Pieces, write_groups
 from vectormill.collections.exports import Inclusion, RowPage
 from vectormill.collections.row_kinds import choose_kind
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.files.result_tables import RESULT_TABLES
+from vectormill.files.result_tables import RESULT_TABLES, UNCOMPRESSED
 
 Pages = Generator[RowPage, None, None]
 
@@ -22,11 +22,10 @@ def write_ndjson(spec: EncodingSpec, inclusion: Inclusion, pages: Pages) -> Piec
 
     A client whose download breaks off resumes after the key of the last line.
     """
-    columns = RESULT_COLUMNS[spec.result]
     with closing(pages):
         for page in pages:
             num_rows = len(page.keys)
-            num_bytes = 1 if page.results is None else columns.measure(page.results)
+            num_bytes = 1 if page.results is None else measure(page.results, spec)
             rows_per_piece = max(1, PIECE_BYTES // num_bytes)
             for start in range(0, num_rows, rows_per_piece):
                 yield write_lines(spec, page, inclusion, start, min(num_rows, start + rows_per_piece))
@@ -34,9 +33,7 @@ def write_ndjson(spec: EncodingSpec, inclusion: Inclusion, pages: Pages) -> Piec
 
 def write_lines(spec: EncodingSpec, page: RowPage, inclusion: Inclusion, start: int, end: int) -> bytes:
     parts: Parts = []
-    written = None
-    if page.results is not None:
-        written = RESULT_COLUMNS[spec.result].write(page.results[start:end], spec)
+    written = None if page.results is None else write_results(page.results[start:end], spec)
     for place in range(start, end):
         parts += (b'{"key":', msgspec.json.encode(page.keys[place]))
         if written is not None:
@@ -53,16 +50,15 @@ def write_lines(spec: EncodingSpec, page: RowPage, inclusion: Inclusion, start: 
 
 def write_parquet(spec: EncodingSpec, inclusion: Inclusion, pages: Pages) -> Pieces:
     """Yield a Parquet file with the key and the included columns of result, metadata (a JSON string) and text."""
-    table = RESULT_TABLES[spec.result]
     fields = [pa.field("key", pa.string(), nullable=False)]
     if inclusion.result:
-        fields += table.fields(spec)
+        fields += RESULT_TABLES[spec.result].fields(spec)
     if inclusion.metadata:
         fields.append(pa.field("metadata", pa.string()))
     if inclusion.text:
         fields += [pa.field(name, pa.string()) for name in choose_kind(spec).text_columns]
     schema = pa.schema(fields)
-    compression = {field.name: "zstd" for field in fields} | dict(table.compression)
+    compression = {field.name: "zstd" for field in fields} | UNCOMPRESSED
     # Each page is a row group. Larger groups need several times the memory; smaller ones lengthen the footer, which is
     # in memory until the end: 25 MiB for the 8,000 pages of ten million rows. Components of unit vectors are nearly
     # random: dictionaries and statistics are of no use.

@@ -29,14 +29,12 @@ WEIGHT: Final = pa.struct(
     [pa.field("index", pa.uint32(), nullable=False), pa.field("weight", pa.float32(), nullable=False)]
 )
 
+# The Parquet columns of unit vectors, whose components are nearly random: no compression makes them smaller.
+UNCOMPRESSED: Final = {"embedding.list.element": "none", "multi_vector.list.element.list.element": "none"}
+
 
 class ResultTable(Protocol):
     """The columns of one kind of result."""
-
-    @property
-    def compression(self) -> Mapping[str, str]:
-        """Return the Parquet compression, by column name, of columns that differ from the default."""
-        ...
 
     def fields(self, spec: EncodingSpec) -> list[pa.Field]: ...
 
@@ -48,28 +46,20 @@ class ResultTable(Protocol):
 class VectorTable:
     """The ResultTable of vectors: one list of fixed size a row, of the requested vector type, else of float32."""
 
-    # Components of unit vectors are nearly random: no compression makes them smaller.
-    compression: Final = {"embedding.list.element": "none"}
-
     def fields(self, spec: EncodingSpec) -> list[pa.Field]:
         return [pa.field("embedding", self._type(spec))]
 
     def arrays(self, results: "Results", spec: EncodingSpec) -> list[pa.Array]:
-        values = pa.array(results.astype(self._number(spec), copy=False).reshape(-1))
+        values = pa.array(results.astype(_number(spec), copy=False).reshape(-1))
         return [pa.FixedSizeListArray.from_arrays(values, type=self._type(spec))]
-
-    def _number(self, spec: EncodingSpec) -> "np.dtype[Any]":
-        return np.dtype(VECTOR_TYPE_BY_NAME[spec.vector_type or FLOAT32].row)
 
     def _type(self, spec: EncodingSpec) -> pa.DataType:
         width = VECTOR_TYPE_BY_NAME[spec.vector_type or FLOAT32].width(spec.dimensions)
-        return pa.list_(pa.from_numpy_dtype(self._number(spec)), width)
+        return pa.list_(pa.from_numpy_dtype(_number(spec)), width)
 
 
 class ScoreTable:
     """The ResultTable of scores: the score, and with several labels the best one and the number of each."""
-
-    compression: Final[Mapping[str, str]] = {}
 
     def fields(self, spec: EncodingSpec) -> list[pa.Field]:
         score = pa.field("score", pa.float32(), nullable=False)
@@ -95,8 +85,6 @@ class ScoreTable:
 class RecordTable:
     """The ResultTable of records: the JSON of each item's records."""
 
-    compression: Final[Mapping[str, str]] = {}
-
     def fields(self, spec: EncodingSpec) -> list[pa.Field]:
         return [pa.field("output", pa.string(), nullable=False)]
 
@@ -107,10 +95,8 @@ class RecordTable:
 class RepresentationTable:
     """The ResultTable of representations: a column for each output, in the order of OUTPUTS."""
 
-    compression: Final = {"embedding.list.element": "none", "multi_vector.list.element.list.element": "none"}
-
     def fields(self, spec: EncodingSpec) -> list[pa.Field]:
-        numbers = pa.from_numpy_dtype(self._number(spec))
+        numbers = pa.from_numpy_dtype(_number(spec))
         fields = {
             DENSE: pa.field("embedding", pa.list_(numbers, spec.dimensions)),
             SPARSE: pa.field("sparse", pa.list_(WEIGHT)),
@@ -123,7 +109,7 @@ class RepresentationTable:
         kinds = {field.name: field.type for field in self.fields(spec)}
         arrays = []
         if spec.has_output(DENSE):
-            dense = np.array([row.dense for row in rows], self._number(spec)).reshape(-1)
+            dense = np.array([row.dense for row in rows], _number(spec)).reshape(-1)
             arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(dense), type=kinds["embedding"]))
         if spec.has_output(SPARSE):
             weights = pa.StructArray.from_arrays(
@@ -145,8 +131,9 @@ class RepresentationTable:
             arrays.append(pa.ListArray.from_arrays(counts, vectors, kinds["multi_vector"]))
         return arrays
 
-    def _number(self, spec: EncodingSpec) -> "np.dtype[Any]":
-        return np.dtype(VECTOR_TYPE_BY_NAME[spec.vector_type or FLOAT32].row)
+
+def _number(spec: EncodingSpec) -> "np.dtype[Any]":
+    return np.dtype(VECTOR_TYPE_BY_NAME[spec.vector_type or FLOAT32].row)
 
 
 def _offsets(counts: Iterable[int]) -> pa.Array:
