@@ -122,6 +122,11 @@ class Pruner(Loop):
             logger.exception("Retrying after an error in pruning.")
             return 0
 
+    def _is_over(self, now: float, until: float) -> bool:
+        """Return True if the turn of a duty is over, which has more to do then, or if the pruner stops."""
+        self._has_more |= now >= until
+        return now >= until or self.stopping.is_set()
+
     def _discard(self) -> None:
         with self._engine.begin() as connection:
             num_uploads = discard_stale_uploads(connection, self._upload_timeout_seconds)
@@ -154,10 +159,7 @@ class Pruner(Loop):
         num_jobs = 0
         now = self._clock()
         until = now + DELETING_SECONDS
-        while not self.stopping.is_set():
-            if now >= until:
-                self._has_more = True
-                break
+        while not self._is_over(now, until):
             with self._engine.begin() as connection:
                 job = lock_discarded_job(connection, self._last_seq)
                 if job is None:
@@ -186,10 +188,7 @@ class Pruner(Loop):
         """Delete texts and results of deleted chunks beside others that stay, for at most DELETING_SECONDS."""
         num_rows, now = 1, self._clock()
         until = now + DELETING_SECONDS
-        while not self.stopping.is_set():
-            if now >= until:
-                self._has_more = True
-                return
+        while not self._is_over(now, until):
             with self._engine.begin() as connection:
                 num_done = delete_removed(connection, num_rows)
             self._may_shrink |= num_done > 0
@@ -213,8 +212,7 @@ class Pruner(Loop):
             logger.warning("Failing job %s, which has waited too long: %s", job_id, reason)
             num_failed = BATCH_FAILED_CHUNKS
             while num_failed == BATCH_FAILED_CHUNKS:
-                if self.stopping.is_set() or self._clock() >= until:
-                    self._has_more = True
+                if self._is_over(self._clock(), until):
                     return
                 with self._engine.begin() as connection:
                     num_failed = fail_waiting_chunks(connection, job_id, reason, BATCH_FAILED_CHUNKS)
@@ -222,10 +220,7 @@ class Pruner(Loop):
     def _delete_files(self) -> None:
         num_files = 0
         until = self._clock() + DELETING_SECONDS
-        while not self.stopping.is_set():
-            if self._clock() >= until:
-                self._has_more = True
-                break
+        while not self._is_over(self._clock(), until):
             with self._engine.begin() as connection:
                 is_gone = delete_file_batch(connection)
             if is_gone is None:
