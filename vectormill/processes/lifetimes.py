@@ -27,7 +27,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any, TypeVar
@@ -59,6 +60,16 @@ def die_with_parent(death_signal: int = signal.SIGTERM, parent_pid: int | None =
     else:
         watch = (death_signal, expected)
         threading.Thread(target=_watch_parent, args=watch, name="parent-watch", daemon=True).start()
+
+
+def open_child() -> ProcessPoolExecutor:
+    """Return an executor of one new process, which is killed when this one ends, however that happens."""
+    return ProcessPoolExecutor(
+        max_workers=1,
+        mp_context=get_context("spawn"),
+        initializer=die_with_parent,
+        initargs=(signal.SIGKILL, os.getpid()),
+    )
 
 
 def _watch_parent(death_signal: int, parent_pid: int) -> None:

@@ -5,18 +5,14 @@ alone, together in batches, and together in a newly started model process.
 """
 
 import importlib.util
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import file_digest
 from importlib.metadata import PackageNotFoundError, version
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Final, Self
 
@@ -32,7 +28,7 @@ from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import EncodingOptions, make_spec
 from vectormill.models.weights import find_weights, list_small_files, list_weight_files, list_weights
 from vectormill.moments import format_moment
-from vectormill.processes.lifetimes import die_with_parent
+from vectormill.processes.lifetimes import open_child
 from vectormill.settings import Settings
 from worker.certificates.certificate import (
     Certificate,
@@ -266,12 +262,7 @@ def compute_reference(
     """Return the reference's library and its results [n, dimensions], computed in a process of its own."""
     library = choose_library(card)
     rows = []
-    with ProcessPoolExecutor(
-        max_workers=1,
-        mp_context=get_context("spawn"),
-        initializer=die_with_parent,
-        initargs=(signal.SIGKILL, os.getpid()),
-    ) as pool:
+    with open_child() as pool:
         try:
             for number, text in enumerate(texts):
                 rows.append(pool.submit(encode_here, card, spec, library, [text]).result())

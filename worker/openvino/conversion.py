@@ -7,19 +7,16 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
 from vectormill.domain.task import DENSE
 from vectormill.models.model_card import ModelCard
-from vectormill.processes.lifetimes import die_with_parent
+from vectormill.processes.lifetimes import open_child
 from worker.encoder.backends import CannotRun
 from worker.encoder.choice import COMPRESSED
 from worker.encoder.encoder import EncoderOrder
@@ -68,13 +65,7 @@ def find_or_convert(order: EncoderOrder, precision: str) -> Path:
 
 def convert_in_child(order: EncoderOrder, precision: str, folder: Path) -> None:
     """Convert in a child process: torch and the tracer would keep 500 MiB of this process's memory."""
-    with ProcessPoolExecutor(
-        max_workers=1,
-        mp_context=get_context("spawn"),
-        # The child is killed when this process ends, however that happens.
-        initializer=die_with_parent,
-        initargs=(signal.SIGKILL, os.getpid()),
-    ) as pool:
+    with open_child() as pool:
         try:
             # The callback for progress is removed, because it cannot be sent to another process.
             pool.submit(convert_here, replace(order, on_read=None), precision, folder).result()

@@ -29,9 +29,7 @@ PADDED_AND_PACKED = ("--precision", "fp32", "--backend", "torch", "--strategy", 
 
 def compute_references_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute references of one model in this process: one of its own imports the library each time anew."""
-    monkeypatch.setattr(
-        "worker.certificates.measuring.ProcessPoolExecutor", lambda **_: ThreadPoolExecutor(1)
-    )
+    monkeypatch.setattr("worker.certificates.measuring.open_child", lambda: ThreadPoolExecutor(1))
     monkeypatch.setattr("worker.model.plain._loaded", [])
 
 
