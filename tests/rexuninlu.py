@@ -18,7 +18,7 @@ from worker.batching.batch import Batch
 from worker.tasks.extract.extract import Prompts
 from worker.tasks.extract.extraction import Extraction
 from worker.tasks.extract.model.config import read_config
-from worker.tasks.extract.model.head import MAX_CELLS, compute_cells, find_cells, pad_inputs
+from worker.tasks.extract.model.head import MAX_CELLS, find_cells, pad_inputs
 from worker.tasks.extract.model.network import RexNetwork, load_network
 from worker.tasks.extract.prompts import PromptTokenizer
 
@@ -30,6 +30,19 @@ CERTAIN: Final = 1e-3
 
 Case = dict[str, Any]
 Compute = Callable[[Prompts], Ragged]
+
+
+def compute_cells(
+    network: RexNetwork, batch: Batch, device: torch.device, *, max_cells: int = MAX_CELLS
+) -> Ragged:
+    """Run one padded forward pass and return its cells as float32 rows.
+
+    Sequences do not affect one another.
+    """
+    inputs = pad_inputs(batch, device)
+    with torch.inference_mode():
+        logits = network(**inputs.tokens, is_token=inputs.is_token)
+        return find_cells(logits, inputs, max_cells)
 
 
 @cache

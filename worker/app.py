@@ -161,7 +161,8 @@ def run_replica(
     doorbell = WakeUpSender(redis_url)
 
     def ask_for_more() -> None:
-        if is_low(keeper.num_held_tokens, engine.max_tokens_in_flight):
+        # Early enough to stay busy, but several at once.
+        if keeper.num_held_tokens <= engine.max_tokens_in_flight // 2:
             doorbell.ring()
 
     encoder = ChunkEncoder(
@@ -242,11 +243,6 @@ def start_engine(
                 return engine
     finally:
         notice.end()
-
-
-def is_low(num_held_tokens: int, max_tokens: int) -> bool:
-    """Return True if more chunks should be requested: early enough to stay busy, but several at once."""
-    return num_held_tokens <= max_tokens // 2
 
 
 class BufferingConsumer(Consumer):

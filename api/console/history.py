@@ -81,7 +81,7 @@ class Histories:
     def find(self, job_id: UUID) -> list[Interval]:
         with self._lock:
             samples = list(self._samples.get(job_id, ()))
-        return find_stretches(samples)
+        return [measure(before, after) for before, after in pairwise(samples)]
 
 
 def take_sample(job: Job) -> JobSample:
@@ -103,10 +103,6 @@ def add_sample(samples: list[JobSample], sample: JobSample) -> None:
     samples.append(sample)
     if len(samples) > MAX_SAMPLES:
         samples[1:-1] = samples[1:-1:2]
-
-
-def find_stretches(samples: Sequence[JobSample]) -> list[Interval]:
-    return [measure(before, after) for before, after in pairwise(samples)]
 
 
 def measure(before: JobSample, after: JobSample) -> Interval:

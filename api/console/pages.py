@@ -45,10 +45,6 @@ class Page:
     actions: Mapping[str, Callable[[Resources, Any], object]] = field(default_factory=dict)
     is_last: Callable[[Any], bool] = lambda view: False
 
-    @property
-    def live_path(self) -> str:
-        return LIVE + self.path.removeprefix(ROOT)
-
 
 @dataclass(frozen=True, slots=True)
 class Visit:
@@ -131,7 +127,7 @@ def add_page(router: APIRouter, page: Page) -> None:
         return HTMLResponse(Visit(page, given, visitor.can_write).read(resources, console)[1].html)
 
     router.add_api_route(page.path, get_page, methods=["GET"])
-    router.add_api_route(page.live_path, get_live, methods=["GET"])
+    router.add_api_route(LIVE + page.path.removeprefix(ROOT), get_live, methods=["GET"])
     if page.actions:
         router.add_api_route(f"{page.path}/{{action}}", post_action, methods=["POST"])
 

@@ -60,10 +60,6 @@ def describe_for_tei(status: int, code: str, detail: str, parameter: str | None)
     return {"error": detail, "error_type": kind}
 
 
-def describe_for_cohere(status: int, code: str, detail: str, parameter: str | None) -> dict[str, Any]:
-    return {"message": detail}
-
-
 def name_type(status: int) -> str:
     if status == 429:
         return "rate_limit_error"
@@ -80,5 +76,5 @@ Tell = Callable[[int, str, str, str | None], dict[str, Any]]
 TELLERS: Final[tuple[tuple[tuple[str, ...], Tell], ...]] = (
     (OPENAI_PATHS, describe_refusal),
     (TEI_PATHS, describe_for_tei),
-    (COHERE_PATHS, describe_for_cohere),
+    (COHERE_PATHS, lambda status, code, detail, parameter: {"message": detail}),
 )

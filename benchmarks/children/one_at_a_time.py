@@ -20,7 +20,7 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.tasks.extract.extract import name_inputs
 from worker.tasks.extract.extraction import Extraction
-from worker.tasks.extract.model.head import compute_cells
+from worker.tasks.extract.model.head import find_cells, pad_inputs
 from worker.tasks.extract.model.network import RexNetwork, load_network
 from worker.tasks.extract.prompts import PromptTokenizer
 
@@ -50,16 +50,18 @@ class OneAtATime:
             while prompts is not None:
                 batch = Batch(name_inputs(prompts).inputs)
                 num_tokens += batch.num_tokens
-                rows = [
-                    compute_cells(self._network, batch.part(place, place + 1), CPU)
-                    for place in range(len(batch))
-                ]
+                rows = [self._compute_cells(batch.part(place, place + 1)) for place in range(len(batch))]
                 prompts = extraction.take(Ragged.join(rows))
             (answer,) = extraction.finish()
             assert not isinstance(answer, ItemFailure), answer
             answers.append(answer)
         self._num_records = sum(map(len, answers))
         return Encoded(digest_records(answers), num_tokens, num_tokens)
+
+    def _compute_cells(self, batch: Batch) -> Ragged:
+        inputs = pad_inputs(batch, CPU)
+        with torch.inference_mode():
+            return find_cells(self._network(**inputs.tokens, is_token=inputs.is_token), inputs)
 
     def report(self) -> dict[str, Any]:
         """Return the number of records and a padding share of 0: a batch of one is never padded."""

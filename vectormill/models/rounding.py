@@ -57,10 +57,6 @@ def round_table(table: NDArray[np.float32]) -> RoundedWeight:
 
 def _round(values: NDArray[np.float32]) -> RoundedWeight:
     """Round values symmetrically around zero."""
-    scales = _avoid_zero(np.abs(values).max(axis=-1, keepdims=True) / 127)
+    scales = np.abs(values).max(axis=-1, keepdims=True) / 127
+    scales = np.where(scales > 0, scales, 1).astype(np.float32)  # a group may have only zeros
     return RoundedWeight(np.rint(values / scales).astype(np.int8), scales)
-
-
-def _avoid_zero(scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the scales with 1 in place of zero, for groups of zeros."""
-    return np.where(scales > 0, scales, 1).astype(np.float32)

@@ -7,7 +7,7 @@ kind is in worker/tasks/table.py. docs/TASKS.md describes how to add a task.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from vectormill.domain.encoding import (
     DEFAULT_PASSAGE_OVERLAP_SHARE,
@@ -94,6 +94,10 @@ def find_own_task(card: ModelCard) -> str:
     return next(iter(find_kind(card).tasks))
 
 
+def name_model(card: ModelCard) -> dict[str, Any]:
+    return {"model": card.name, "revision": card.revision, "pooling": "+".join(card.pooling)}
+
+
 def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
     """Return the spec for vectors of an embedding model. Raise InvalidOption for values it cannot have."""
     outputs = _choose_outputs(card, options)
@@ -110,9 +114,7 @@ def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
             )
         normalize = card.normalize if options.normalize is None else options.normalize
     return EncodingSpec(
-        model=card.name,
-        revision=card.revision,
-        pooling="+".join(card.pooling),
+        **name_model(card),
         normalize=normalize,
         dimensions=dimensions,
         prompt=_find_prompt(card, options),
@@ -143,9 +145,7 @@ def make_extract_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec
             'all labels on one level, for example {"company": null, "person": null}.'
         )
     return EncodingSpec(
-        model=card.name,
-        revision=card.revision,
-        pooling="+".join(card.pooling),
+        **name_model(card),
         normalize=False,
         dimensions=0,
         prompt="",
@@ -181,9 +181,7 @@ def make_score_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
     if options.long_texts == PASSAGES:
         raise InvalidOption(f"A {JUDGE} applies to whole texts: long_texts must be {TRUNCATE!r} or {FAIL!r}.")
     return EncodingSpec(
-        model=card.name,
-        revision=card.revision,
-        pooling="+".join(card.pooling),
+        **name_model(card),
         normalize=True,
         dimensions=1 if classifier is None else len(classifier.labels),
         prompt=_find_prompt(card, options),

@@ -172,7 +172,8 @@ class _Keeper:
                 self.spec = self.spec.succeed(status)
             self._early_ends += not self._is_ready
             pause = backoff.pause_after(time.monotonic() - began)
-            logger.warning("%s ended with %s; restarting it in %.1f s", self.spec.name, _how(status), pause)
+            how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+            logger.warning("%s ended with %s; restarting it in %.1f s", self.spec.name, how, pause)
             if self._stopping.wait(pause):
                 return
 
@@ -232,7 +233,3 @@ def _kill_tree(pid: int) -> None:
     for descendant in descendants:
         with contextlib.suppress(psutil.Error):
             descendant.kill()
-
-
-def _how(status: int) -> str:
-    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"

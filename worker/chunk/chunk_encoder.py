@@ -136,9 +136,11 @@ class ChunkEncoder:
                 return {"outcome": "duplicate"}
             self._ledger.note_claim(claimed)
             try:
+                claim = claimed.claim
+                names = {"job_id": str(claim.job_id), "chunk_id": claim.chunk_id, "model": claim.spec.model}
                 with (
-                    self._timesheet.hold(claimed.claim.job_id),
-                    logging_with(**_names_of(claimed.claim)),
+                    self._timesheet.hold(claim.job_id),
+                    logging_with(**names),
                     trace_chunk(claimed, asked) if is_tracing() else NOTHING as note,
                 ):
                     result = self._encode_claimed(claimed, started)
@@ -388,10 +390,6 @@ def trace_chunk(claimed: ClaimedChunk, asked: float) -> Iterator[Note]:
             note_past("wait in redis", began, asked)
         note_past("claim", asked, now)
         yield note
-
-
-def _names_of(claim: Claim) -> dict[str, Any]:
-    return {"job_id": str(claim.job_id), "chunk_id": claim.chunk_id, "model": claim.spec.model}
 
 
 def _num_wanted(claim: Claim) -> int:

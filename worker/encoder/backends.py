@@ -120,7 +120,10 @@ def _load_any(order: EncoderOrder) -> Encoder:
     left, tell = dict(order.left), order.on_backend
     order = replace(order, on_backend=None, left=())
     for backend, reason in list_backends(
-        order.backend, order.device, _is_installed, must_pack=order.attention == PACKED
+        order.backend,
+        order.device,
+        lambda backend: is_package_installed(backend.package),
+        must_pack=order.attention == PACKED,
     ):
         try:
             if backend.name in left:
@@ -140,10 +143,6 @@ def _load_any(order: EncoderOrder) -> Encoder:
         notes = (*notes, f"{backend.name} cannot run this model: {flaw}")
         logger.warning("Not using %s for %s: %s", backend.name, order.card.name, flaw)
     raise ModelError(f"Cannot load {order.card.name}: {'; '.join(notes)}.")
-
-
-def _is_installed(backend: Backend) -> bool:
-    return importlib.util.find_spec(backend.package) is not None
 
 
 def _load(

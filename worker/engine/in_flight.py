@@ -371,15 +371,12 @@ class InFlight:
             return True
         self._return(*(failed.work for failed in self.check.failed))
         self.check.failed = []
-        is_exhausted = loss.is_exhausted or (loss.is_foreign and self._was_memory_full)
+        was_full = self.memory is not None and self.memory.used_share >= NEARLY_ALL_MEMORY
+        is_exhausted = loss.is_exhausted or (loss.is_foreign and was_full)
         if loss.is_foreign and not is_exhausted:
             return False
         works = [self._end(number) for number in list(self.started) if number in self.outstanding]
         return self._halve_killed(works, loss) if is_exhausted else self._suspect(works, loss)
-
-    @property
-    def _was_memory_full(self) -> bool:
-        return self.memory is not None and self.memory.used_share >= NEARLY_ALL_MEMORY
 
     def _suspect(self, works: list[OwnedBatch], loss: RunnerLost) -> bool:
         """Blame a single batch.

@@ -11,6 +11,7 @@ mapped explicitly, and each tensor must be there.
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -119,31 +120,17 @@ def _with_bert_pooler(model: Any) -> nn.Module:
     return nn.Sequential(pooler.dense, pooler.activation, model.classifier)
 
 
-def _with_albert_pooler(model: Any) -> nn.Module:
-    return nn.Sequential(model.base_model.pooler, model.base_model.pooler_activation, model.classifier)
-
-
 def _with_context_pooler(model: Any) -> nn.Module:
     act = transformers.activations.get_activation(model.config.pooler_hidden_act)
     return nn.Sequential(model.pooler.dense, act, model.classifier)
 
 
-def _with_tanh(model: Any) -> nn.Module:
-    return nn.Sequential(model.classifier.dense, nn.Tanh(), model.classifier.out_proj)
+def _with_activation(activation: str, model: Any) -> nn.Module:
+    act = transformers.activations.get_activation(activation)
+    return nn.Sequential(model.classifier.dense, act, model.classifier.out_proj)
 
 
-def _with_gelu(model: Any) -> nn.Module:
-    return nn.Sequential(
-        model.classifier.dense, transformers.activations.get_activation("gelu"), model.classifier.out_proj
-    )
-
-
-def _with_relu(model: Any) -> nn.Module:
-    return nn.Sequential(model.pre_classifier, nn.ReLU(), model.classifier)
-
-
-def _with_norm(model: Any) -> nn.Module:
-    return nn.Sequential(model.head, model.classifier)
+_with_tanh = partial(_with_activation, "tanh")
 
 
 def _alone(model: Any) -> nn.Module:
@@ -153,19 +140,21 @@ def _alone(model: Any) -> nn.Module:
 # One per family with `head_pooling` (vectormill/models/families.py), which says which hidden state the head
 # reads.
 HEADS: Final[Mapping[str, Callable[[Any], nn.Module]]] = {
-    "albert": _with_albert_pooler,
+    "albert": lambda model: nn.Sequential(
+        model.base_model.pooler, model.base_model.pooler_activation, model.classifier
+    ),
     "bert": _with_bert_pooler,
     "camembert": _with_tanh,
     "deberta": _with_context_pooler,
     "deberta-v2": _with_context_pooler,
-    "distilbert": _with_relu,
-    "electra": _with_gelu,
+    "distilbert": lambda model: nn.Sequential(model.pre_classifier, nn.ReLU(), model.classifier),
+    "electra": partial(_with_activation, "gelu"),
     "gemma": _alone,
     "gemma2": _alone,
     "gemma3_text": _alone,
     "llama": _alone,
     "mistral": _alone,
-    "modernbert": _with_norm,
+    "modernbert": lambda model: nn.Sequential(model.head, model.classifier),
     "qwen2": _alone,
     "qwen3": _alone,
     "roberta": _with_tanh,
@@ -230,7 +219,6 @@ def load_head(card: ModelCard) -> nn.Module:
     Raises ModelError if one of its weights is missing. The head is one product per sequence: fp32 costs
     nothing here, and an error in a score would be noticed.
     """
-    template = card.classifier.template if card.classifier is not None else None
     template = None if card.classifier is None else card.classifier.template
     if template is not None and template.words:
         return load_word_score(card, template)

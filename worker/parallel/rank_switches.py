@@ -10,7 +10,7 @@ raised leaves the others waiting. So a kernel that raises returns zeros, each ra
 and only then do all exchange what they found.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -84,7 +84,9 @@ def choose_rank_switches(order: EncoderOrder, rank: Rank, config: Any, precision
     must_pack = order.attention == PACKED
     if must_pack:
         chosen[PACKED_RANKS] = SwitchChoice(PACKED_RANKS, True, "packed attention was requested", True)
-    switches = RankSwitches(tuple(_of_ranks(chosen.values())), must_pack)
+    # Other switches were not meant for this model.
+    of_ranks = [chosen[name] for name in sorted((PACKED_RANKS, QUEUED_RANKS)) if name in chosen]
+    switches = RankSwitches(tuple(of_ranks), must_pack)
     if QUEUED_RANKS in switches.names and not find_family(shape.model_type).never_waits:
         reason = f"forward passes of the architecture {shape.model_type!r} wait for the device"
         switches = switches.refuse(QUEUED_RANKS, reason)
@@ -94,14 +96,6 @@ def choose_rank_switches(order: EncoderOrder, rank: Rank, config: Any, precision
         if objection and name in switches.names:
             switches = switches.refuse(name, objection)
     return switches
-
-
-def _of_ranks(choices: Iterable[SwitchChoice]) -> list[SwitchChoice]:
-    """Return the switches for ranks, sorted by name. Others were not meant for this model."""
-    return sorted(
-        (choice for choice in choices if choice.name in (PACKED_RANKS, QUEUED_RANKS)),
-        key=lambda choice: choice.name,
-    )
 
 
 PROBED: Final = "vectormill_probed"

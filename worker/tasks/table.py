@@ -17,6 +17,7 @@ from worker.tokens.tokenizer import Tokenizer
 from worker.tokens.word_cache import WordTally
 
 Tasks = Mapping[str, WorkerTask]
+MakeTokenizer = Callable[[], Tokenizer]
 
 
 def make_tasks(
@@ -32,39 +33,25 @@ def make_tasks(
         words=words,
         num_free_cores=num_free_cores,
     )
-    return TASKS_OF_KIND[find_kind(card).name](card, gives_vectors, tokenizer)
+    return TASKS_OF_KIND[find_kind(card).name](card, tokenizer, gives_vectors)
 
 
-def _of_embedder(
-    card: ModelCard, gives_vectors: Callable[[], bool], make_tokenizer: Callable[[], Tokenizer]
-) -> Tasks:
+def _of_embedder(card: ModelCard, make_tokenizer: MakeTokenizer, gives_vectors: Callable[[], bool]) -> Tasks:
     embed = Embed(card, make_tokenizer(), gives_vectors)
     return {EMBED: embed, JUDGE: Compare(embed)}
 
 
-def _of_classifier(
-    card: ModelCard, gives_vectors: Callable[[], bool], make_tokenizer: Callable[[], Tokenizer]
-) -> Tasks:
-    return {JUDGE: Classify(make_tokenizer(), card.max_tokens)}
-
-
-def _of_reranker(
-    card: ModelCard, gives_vectors: Callable[[], bool], make_tokenizer: Callable[[], Tokenizer]
-) -> Tasks:
+def _of_reranker(card: ModelCard, make_tokenizer: MakeTokenizer, _: Callable[[], bool]) -> Tasks:
     assert card.classifier is not None
     assert card.classifier.template is not None
     return {JUDGE: Rerank(make_tokenizer(), card.max_tokens, card.classifier.template)}
 
 
-def _of_extractor(
-    card: ModelCard, gives_vectors: Callable[[], bool], make_tokenizer: Callable[[], Tokenizer]
-) -> Tasks:
-    return {EXTRACT: Extract(Gliner(card) if card.extractor == GLINER else RexUniNLU(card.path))}
-
-
-TASKS_OF_KIND: dict[str, Callable[[ModelCard, Callable[[], bool], Callable[[], Tokenizer]], Tasks]] = {
+TASKS_OF_KIND: dict[str, Callable[[ModelCard, MakeTokenizer, Callable[[], bool]], Tasks]] = {
     "embedder": _of_embedder,
-    "classifier": _of_classifier,
+    "classifier": lambda card, make_tokenizer, _: {JUDGE: Classify(make_tokenizer(), card.max_tokens)},
     "reranker": _of_reranker,
-    "extractor": _of_extractor,
+    "extractor": lambda card, *_: {
+        EXTRACT: Extract(Gliner(card) if card.extractor == GLINER else RexUniNLU(card.path))
+    },
 }

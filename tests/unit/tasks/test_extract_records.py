@@ -18,6 +18,7 @@ from tests.rexuninlu import (
     Case,
     FromCase,
     by_network,
+    compute_cells,
     describe,
     drive,
     extract_of,
@@ -38,7 +39,6 @@ from worker.batching.limits import BatchLimits
 from worker.engine.request_queue import RequestQueue, Ticket
 from worker.tasks.extract.extract import Extract, ExtractionState, Prompts
 from worker.tasks.extract.extraction import Extraction, RexUniNLU
-from worker.tasks.extract.model.head import compute_cells
 from worker.tasks.extract.model.network import RexNetwork
 from worker.tasks.extract.prompts import CLASSIFY, IS_BLANK, HintWriter, Window, cut_windows
 from worker.tasks.extract.records import (

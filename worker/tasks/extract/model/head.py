@@ -21,7 +21,6 @@ from worker.batching.batch import TOKEN_INPUTS, TYPE_SEGMENTS, Batch
 from worker.encoder.padding import pad_batch
 from worker.model.cuda_pass import copy_inputs
 from worker.model.forms import ATTENTION_MASK
-from worker.tasks.extract.model.network import RexNetwork
 from worker.tasks.extract.prompts import IS_BLANK
 from worker.tasks.extract.records import CELL_WIDTH, NON_FINITE_ROW
 from worker.tokens.tokenized import TOKEN_TYPE_IDS
@@ -38,19 +37,6 @@ class PaddedInputs:
     tokens: Mapping[str, Tensor]
     is_token: Tensor
     is_blank: Tensor
-
-
-def compute_cells(
-    network: RexNetwork, batch: Batch, device: torch.device, *, max_cells: int = MAX_CELLS
-) -> Ragged:
-    """Run one padded forward pass and return its cells as float32 rows.
-
-    Sequences do not affect one another.
-    """
-    inputs = pad_inputs(batch, device)
-    with torch.inference_mode():
-        logits = network(**inputs.tokens, is_token=inputs.is_token)
-        return find_cells(logits, inputs, max_cells)
 
 
 def pad_arrays(batch: Batch, pad_token_id: int = 0) -> dict[str, NDArray[np.int64]]:

@@ -299,28 +299,16 @@ class RexNetwork(nn.Module):
         index_type = torch.int64 if device.type == "cpu" else torch.int32
         self._table = torch.from_numpy(self._numbers).to(device, index_type)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        token_type_ids: Tensor,
-        position_ids: Tensor,
-        prefix_blocks: Tensor,
-        type_segments: Tensor,
-        is_token: Tensor,
-        received: Tensor | None = None,
-    ) -> Tensor:
-        """Return the logits of (head, tail), (head, type) and (type, tail) cells; `is_token` is bool.
+    def forward(self, **inputs: Any) -> Tensor:
+        """Return the logits of (head, tail), (head, type) and (type, tail) cells of the inputs of `encode`.
 
-        `received` are hidden states [n, length, hidden] that replace the embeddings if an earlier pipeline
-        stage has the first layers. A stage without the head returns hidden states instead of logits.
+        A stage without the head returns hidden states instead of logits.
         """
-        hidden_states = self.encode(
-            input_ids, token_type_ids, position_ids, prefix_blocks, type_segments, is_token, received
-        )
+        hidden_states = self.encode(**inputs)
         if not isinstance(self.ffnq, nn.Linear):
             return hidden_states
         query, key = (
-            self._rotate(ffn(hidden_states.float()), position_ids) for ffn in (self.ffnq, self.ffnk)
+            self._rotate(ffn(hidden_states.float()), inputs["position_ids"]) for ffn in (self.ffnq, self.ffnk)
         )
         return query @ key.transpose(-1, -2)
 
@@ -334,7 +322,11 @@ class RexNetwork(nn.Module):
         is_token: Tensor,
         received: Tensor | None = None,
     ) -> Tensor:
-        """Return the last hidden states [n, length, hidden]; `received` as in `forward`."""
+        """Return the last hidden states [n, length, hidden]; `is_token` is bool.
+
+        `received` are hidden states [n, length, hidden] that replace the embeddings if an earlier pipeline
+        stage has the first layers.
+        """
         embedded = received
         if embedded is None:
             embedded = self.plm["embeddings"](input_ids, token_type_ids, position_ids)
