@@ -106,11 +106,16 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
 
     If an engine is passed in, the caller must dispose of it.
     """
-    own_engine = None if engine else open_engine(settings)
-    serving_engine = engine or own_engine
-    assert serving_engine is not None
+    own_engine = None
+    if engine is None:
+        engine = own_engine = make_engine(
+            settings.need("database_url"),
+            application_name="vectormill-api",
+            pool_size=POOL_SIZE,
+            max_overflow=POOL_OVERFLOW,
+        )
     stop_request = StopRequest()
-    resources = make_resources(settings, serving_engine, stop_request)
+    resources = make_resources(settings, engine, stop_request)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -163,18 +168,11 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
     register_handlers(app)
     add_middlewares(app, settings, resources)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
-    build_routes(app)
-    return app
-
-
-def build_routes(app: FastAPI) -> None:
-    """Build all routes now, so that the first request does not wait for it.
-
-    Two applications of one process must not do so at the same time, as tests could: they share the routers,
-    and pydantic fails.
-    """
+    # All routes are built now, so that the first request does not wait for it. Two applications of one process must
+    # not do so at the same time, as tests could: they share the routers, and pydantic fails.
     for route in app.routes:
         route.matches({"type": "http", "method": "GET", "path": "", "root_path": "", "headers": []})
+    return app
 
 
 def add_middlewares(app: FastAPI, settings: Settings, resources: Resources) -> None:
@@ -198,15 +196,6 @@ def add_middlewares(app: FastAPI, settings: Settings, resources: Resources) -> N
         is_for_people=is_for_people,
     )
     app.add_middleware(RequestObserver, metrics=resources.metrics)
-
-
-def open_engine(settings: Settings) -> Engine:
-    return make_engine(
-        settings.need("database_url"),
-        application_name="vectormill-api",
-        pool_size=POOL_SIZE,
-        max_overflow=POOL_OVERFLOW,
-    )
 
 
 def open_search_engine(engine: Engine) -> Engine:

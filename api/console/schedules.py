@@ -1,6 +1,6 @@
 """Pages of schedules: when each is due, what its last runs did, why one is late, and actions on runs."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -166,7 +166,7 @@ def describe_schedule(schedule: Schedule, signs: Collection[str]) -> ListedSched
 
     `signs` has the duties, such as scheduler and indexer, with a recent heartbeat.
     """
-    troubles = list_troubles(schedule, signs)
+    troubles = list(list_troubles(schedule, signs))
     if schedule.paused_at is not None:
         standing = "paused"
     elif any(trouble.is_bad for trouble in troubles):
@@ -176,12 +176,11 @@ def describe_schedule(schedule: Schedule, signs: Collection[str]) -> ListedSched
     return ListedSchedule(schedule, standing, tell_next(schedule), troubles)
 
 
-def list_troubles(schedule: Schedule, signs: Collection[str]) -> list[ScheduleProblem]:
-    """List why a schedule is late or its collection out of step.
+def list_troubles(schedule: Schedule, signs: Collection[str]) -> Iterator[ScheduleProblem]:
+    """Yield why a schedule is late or its collection out of step.
 
     `signs` has the duties, such as scheduler and indexer, with a recent heartbeat.
     """
-    found: list[ScheduleProblem] = []
     has_indexer = INDEXER in signs
     if schedule.lag_seconds > OVERDUE_SECONDS:
         why = (
@@ -189,10 +188,8 @@ def list_troubles(schedule: Schedule, signs: Collection[str]) -> list[SchedulePr
             if SCHEDULER in signs
             else "no scheduler is running; start `vectormill scheduler`"
         )
-        found.append(
-            ScheduleProblem(
-                f"Due since {tell_minute(schedule.next_due_at)}, but no run was started: {why}.", True
-            )
+        yield ScheduleProblem(
+            f"Due since {tell_minute(schedule.next_due_at)}, but no run was started: {why}.", True
         )
     if schedule.last_state == QUEUED:
         why = (
@@ -200,40 +197,31 @@ def list_troubles(schedule: Schedule, signs: Collection[str]) -> list[SchedulePr
             if has_indexer
             else "no indexer is running; start `vectormill indexer`"
         )
-        found.append(
-            ScheduleProblem(
-                f"Its run of {tell_minute(schedule.last_run_at)} is waiting: {why}.", not has_indexer
-            )
+        yield ScheduleProblem(
+            f"Its run of {tell_minute(schedule.last_run_at)} is waiting: {why}.", not has_indexer
         )
     if schedule.last_state == HELD:
-        found.append(
-            ScheduleProblem(
-                f"Its run of {tell_minute(schedule.last_run_at)} is held because it would change more "
-                "than is allowed without confirmation; confirm or cancel it.",
-                True,
-            )
+        yield ScheduleProblem(
+            f"Its run of {tell_minute(schedule.last_run_at)} is held because it would change more "
+            "than is allowed without confirmation; confirm or cancel it.",
+            True,
         )
     if schedule.last_state == RUNNING and not has_indexer:
-        found.append(ScheduleProblem("Its run is in progress, but no indexer is running.", True))
+        yield ScheduleProblem("Its run is in progress, but no indexer is running.", True)
     if schedule.num_failures:
         times = "once" if schedule.num_failures == 1 else f"{schedule.num_failures:,} times"
-        found.append(
-            ScheduleProblem(f"Failed {times} since its last success.{tell_error(schedule.last_error)}", True)
+        yield ScheduleProblem(
+            f"Failed {times} since its last success.{tell_error(schedule.last_error)}", True
         )
     elif schedule.num_skipped:
         times = "one due time" if schedule.num_skipped == 1 else f"{schedule.num_skipped:,} due times"
-        found.append(
-            ScheduleProblem(
-                f"Skipped {times} since its last success.{tell_error(schedule.last_error)}", False
-            )
+        yield ScheduleProblem(
+            f"Skipped {times} since its last success.{tell_error(schedule.last_error)}", False
         )
     if schedule.paused_at is not None:
-        found.append(
-            ScheduleProblem(
-                f"Paused since {tell_minute(schedule.paused_at)}: due times pass without a run.", False
-            )
+        yield ScheduleProblem(
+            f"Paused since {tell_minute(schedule.paused_at)}: due times pass without a run.", False
         )
-    return found
 
 
 def measure_run(run: Run, now: datetime) -> float | None:
