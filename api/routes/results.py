@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.serving import serve
-from api.streams.result_streams import RESULT_FORMATS, ResultResponse
+from api.streams.result_streams import ResultResponse
 from api.streams.vector_streams import PieceResponse, start_reading
 from vectormill.domain.errors import InvalidOption, WrongJobState
 from vectormill.domain.task import RECORD, REPRESENTATIONS, RESULT_ROUTES, SCORE, VECTOR
@@ -71,7 +71,7 @@ def export_results(
         raise InvalidOption(f"Only ndjson can be resumed after a key, and {query.format} cannot: omit after.")
     job = find_readable_job(resources, job_id, results, partial=query.partial)
     blocks = start_reading(read_results(resources.engine, job_id, query.after))
-    return ResultResponse(job, RESULT_FORMATS[job.spec.result][query.format], blocks)
+    return ResultResponse(job, query.format, blocks)
 
 
 def find_readable_job(resources: Resources, job_id: UUID, results: tuple[str, ...], *, partial: bool) -> Job:

@@ -13,8 +13,8 @@ from api.streams import row_streams
 from api.streams.row_streams import Pages
 from api.streams.vector_streams import PieceResponse, Pieces, delivered_type, measure_npy, write_npy
 from vectormill.collections.exports import Inclusion, RowPage
-from vectormill.domain.task import RECORD, REPRESENTATIONS, SCORE, VARYING, VECTOR
-from vectormill.files.formats import OUTPUT_FORMATS, OutputFormat
+from vectormill.domain.task import VARYING
+from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.jobs.export import ResultBlock
 from vectormill.jobs.job import Job
 
@@ -94,29 +94,23 @@ def _cut_evenly(pages: Sequence[RowPage], num_parts: int) -> Iterator[RowPage]:
 class ResultFormat:
     """The writer of one format. `measure` returns the size in bytes if that is known before writing."""
 
-    output: OutputFormat
     write: Callable[[Job, Blocks], Pieces]
     measure: Callable[[Job], int] | None = None
 
 
-ROW_FORMATS: Final = {
-    "ndjson": ResultFormat(OUTPUT_FORMATS["ndjson"], write_ndjson),
-    "parquet": ResultFormat(OUTPUT_FORMATS["parquet"], write_parquet),
-}
-
-
-# The formats of each kind of results.
-RESULT_FORMATS: Final[Mapping[str, Mapping[str, ResultFormat]]] = {
-    **dict.fromkeys((SCORE, RECORD, REPRESENTATIONS), ROW_FORMATS),
-    VECTOR: {**ROW_FORMATS, "npy": ResultFormat(OUTPUT_FORMATS["npy"], write_npy, measure_npy)},
+FORMATS: Final[Mapping[str, ResultFormat]] = {
+    "ndjson": ResultFormat(write_ndjson),
+    "parquet": ResultFormat(write_parquet),
+    "npy": ResultFormat(write_npy, measure_npy),  # of vectors alone
 }
 
 
 class ResultResponse(PieceResponse):
     """The response with a job's results in one format. If the job is removed meanwhile, the connection breaks."""
 
-    def __init__(self, job: Job, result_format: ResultFormat, blocks: Blocks) -> None:
-        headers = {"Content-Disposition": f'attachment; filename="{job.id}.{result_format.output.name}"'}
-        if result_format.measure is not None:
-            headers["Content-Length"] = str(result_format.measure(job))
-        super().__init__(result_format.write(job, blocks), result_format.output.media_type, headers)
+    def __init__(self, job: Job, format: str, blocks: Blocks) -> None:
+        headers = {"Content-Disposition": f'attachment; filename="{job.id}.{format}"'}
+        writer = FORMATS[format]
+        if writer.measure is not None:
+            headers["Content-Length"] = str(writer.measure(job))
+        super().__init__(writer.write(job, blocks), OUTPUT_FORMATS[format].media_type, headers)

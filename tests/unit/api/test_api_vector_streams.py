@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from api.streams.result_streams import (
-    RESULT_FORMATS,
+    FORMATS,
     ResultResponse,
     choose_group_bytes,
     gather_pages,
@@ -19,11 +19,9 @@ from api.streams.result_streams import (
 )
 from api.streams.vector_streams import start_reading
 from tests.jobs import JOB, make_completed_job
-from vectormill.domain.task import VECTOR
 from vectormill.jobs.export import ResultBlock
 
 DIMENSIONS = JOB.spec.dimensions
-FORMATS = RESULT_FORMATS[VECTOR]
 
 
 def make_block(start: int, count: int, missing: tuple[int, ...] = ()) -> ResultBlock:
@@ -100,7 +98,7 @@ class Source:
 
 def test_a_client_that_leaves_ends_the_reading() -> None:
     source = Source()
-    response = ResultResponse(make_completed_job(1 << 40), FORMATS["ndjson"], start_reading(iter(source)))
+    response = ResultResponse(make_completed_job(1 << 40), "ndjson", start_reading(iter(source)))
     num_sent = 0
 
     async def send(message: object) -> None:

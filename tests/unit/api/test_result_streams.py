@@ -17,7 +17,7 @@ from api.streams.vector_streams import PIECE_BYTES, start_reading
 from tests.jobs import make_completed_job
 from vectormill.collections.row_kinds import take_objects
 from vectormill.domain.errors import JobNotFound
-from vectormill.domain.task import EXTRACT, JUDGE, VECTOR
+from vectormill.domain.task import EXTRACT, JUDGE
 from vectormill.jobs.export import ResultBlock
 from vectormill.jobs.job import Job
 from vectormill.objects.manifest import make_part_schema
@@ -140,7 +140,7 @@ def test_every_format_and_an_item_spell_a_vector_alike(data: st.DataObject, name
     block = ResultBlock(0, [f"k{place}" for place in range(len(rows))], rows, np.ones(len(rows), np.bool_))
     written = {
         format: b"".join(each.write(job, start_reading(iter([block]))))
-        for format, each in result_streams.RESULT_FORMATS[VECTOR].items()
+        for format, each in result_streams.FORMATS.items()
     }
     lines = [json.loads(line) for line in written["ndjson"].splitlines()]
     items = [describe_first(rows[place : place + 1], job.spec) for place in range(len(rows))]
