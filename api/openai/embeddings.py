@@ -4,7 +4,8 @@ The texts of a request are sent to a worker as a message. Numbers are formatted 
 itself.
 """
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -48,29 +49,22 @@ SMALL_BYTES: Final = 32 << 10
 SMALL_VECTORS: Final = 64 << 10
 
 
-async def read_wanted(
-    request: Request, resources: Resources, hold: Hold, read: Callable[[bytes, Resources], T]
-) -> T:
-    """Read the body and parse it with `read` on a thread, since `read` may wait for a model hub.
+@asynccontextmanager
+async def receiving(
+    request: Request, resources: Resources, read: Callable[[bytes, Resources], T], *, is_quick: bool = False
+) -> AsyncIterator[tuple[Hold, T]]:
+    """Read the body, parse it with `read`, and count the block, which answers it, as a search.
 
-    Raise Problem and the errors of `read`.
+    `read` runs on a thread, since it may wait for a model hub, and in the event loop if it `is_quick` and the body
+    small. Raise Problem and the errors of `read`.
     """
-    require_json(request)
-    return await run_in_threadpool(read, await read_body(request, resources.settings, hold), resources)
-
-
-async def read_at_once(
-    request: Request, resources: Resources, hold: Hold, read: Callable[[bytes, Resources], T]
-) -> T:
-    """Read the body and parse it with `read`, which must not wait for anything.
-
-    A small body is parsed in the event loop, a large one on a thread.
-    """
-    require_json(request)
-    body = await read_body(request, resources.settings, hold)
-    if len(body) <= SMALL_BYTES:
-        return read(body, resources)
-    return await run_in_threadpool(read, body, resources)
+    with resources.gates.json_bytes.hold() as hold:
+        require_json(request)
+        body = await read_body(request, resources.settings, hold)
+        is_here = is_quick and len(body) <= SMALL_BYTES
+        wanted = read(body, resources) if is_here else await run_in_threadpool(read, body, resources)
+        with resources.gates.searches.enter():  # after the body, which may arrive slowly
+            yield hold, wanted
 
 
 async def embed(
@@ -166,13 +160,11 @@ router = APIRouter(tags=["openai"], route_class=EmbeddingsRoute)
 @serve(router, EMBED)
 async def post_embeddings(request: Request, resources: ResourcesDependency) -> Response:
     """Return the vectors of texts in the format of OpenAI's API; docs/OPENAI.md lists the differences."""
-    with resources.gates.json_bytes.hold() as hold:
-        wanted, texts = await read_at_once(request, resources, hold, read_request)
-        with resources.gates.searches.enter():  # after the body, which may arrive slowly
-            encoding = wanted.encoding()
-            answered = await embed(resources, hold, encoding, texts, "input", is_list=wanted.has_list)
-            spec = await find_spec(resources.registry, encoding)
-            return await write(answered, lambda: write_answer(wanted, answered, spec))
+    async with receiving(request, resources, read_request, is_quick=True) as (hold, (wanted, texts)):
+        encoding = wanted.encoding()
+        answered = await embed(resources, hold, encoding, texts, "input", is_list=wanted.has_list)
+        spec = await find_spec(resources.registry, encoding)
+        return await write(answered, lambda: write_answer(wanted, answered, spec))
 
 
 def read_request(body: bytes, resources: Resources) -> tuple[EmbeddingsRequest, list[bytes]]:

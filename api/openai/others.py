@@ -14,7 +14,7 @@ from fastapi.concurrency import run_in_threadpool
 from api.dependencies import Resources, ResourcesDependency
 from api.intake.requests import decode_body
 from api.openai import operations
-from api.openai.embeddings import embed, read_texts, read_wanted, write
+from api.openai.embeddings import embed, read_texts, receiving, write
 from api.openai.operations import (
     RANK_META,
     CohereEmbedRequest,
@@ -97,11 +97,9 @@ async def answer(
     field: str = "inputs",
 ) -> Response:
     """Answer a request for the vectors of the texts in this field. Raise Problem and the errors of embed."""
-    with resources.gates.json_bytes.hold() as hold:
-        wanted, texts = await read_wanted(request, resources, hold, read)
-        with resources.gates.searches.enter():  # after the body, which may arrive slowly
-            answered = await embed(resources, hold, wanted.encoding(resources.registry), texts, field)
-            return await write(answered, lambda: write_answer(wanted, answered))
+    async with receiving(request, resources, read) as (hold, (wanted, texts)):
+        answered = await embed(resources, hold, wanted.encoding(resources.registry), texts, field)
+        return await write(answered, lambda: write_answer(wanted, answered))
 
 
 def list_weights(row: Representations) -> list[WeightBody]:
@@ -135,12 +133,10 @@ def check_embed(wanted: TextsRequest, resources: Resources) -> list[bytes]:
 @serve(router, operations.TEI_SIMILARITY)
 async def post_similarity(request: Request, resources: ResourcesDependency) -> list[float]:
     """Return the cosine of each sentence with the source sentence, as text-embeddings-inference does."""
-    with resources.gates.json_bytes.hold() as hold:
-        wanted, texts = await read_wanted(request, resources, hold, read_similarity)
-        with resources.gates.searches.enter():  # after the body, which may arrive slowly
-            answered = await embed(resources, hold, wanted.encoding(resources.registry), texts, "inputs")
-            cosines = answered.vectors[1:] @ answered.vectors[0]
-            return [float(f"{cosine:.9g}") for cosine in cosines.tolist()]
+    async with receiving(request, resources, read_similarity) as (hold, (wanted, texts)):
+        answered = await embed(resources, hold, wanted.encoding(resources.registry), texts, "inputs")
+        cosines = answered.vectors[1:] @ answered.vectors[0]
+        return [float(f"{cosine:.9g}") for cosine in cosines.tolist()]
 
 
 def read_similarity(body: bytes, resources: Resources) -> tuple[EmbedRequest, list[bytes]]:
@@ -160,18 +156,16 @@ async def post_rank(
     request: Request, resources: ResourcesDependency
 ) -> list[RankBody] | RerankAnswer | VoyageRerankAnswer:
     """Rank texts by their relevance to a query, as text-embeddings-inference does, or vLLM (`return_documents`)."""
-    with resources.gates.json_bytes.hold() as hold:
-        wanted, (spec, pairs) = await read_wanted(request, resources, hold, read_rank)
-        with resources.gates.searches.enter():  # after the body, which may arrive slowly
-            answered = await resources.queries.answer_all(spec, pairs)
-            if isinstance(wanted, RerankRequest):
-                return rank(wanted, spec, answered.vectors, answered.num_tokens)
-            numbers = answered.vectors
-            _, texts = wanted.read_texts()
-            ranked = rank_scores(numbers, spec.labels, wanted.top_n)
-            if wanted.return_text:
-                return [RankBody(index=index, score=score, text=texts[index]) for index, score in ranked]
-            return [RankBody(index=index, score=score) for index, score in ranked]
+    async with receiving(request, resources, read_rank) as (_, (wanted, (spec, pairs))):
+        answered = await resources.queries.answer_all(spec, pairs)
+        if isinstance(wanted, RerankRequest):
+            return rank(wanted, spec, answered.vectors, answered.num_tokens)
+        numbers = answered.vectors
+        _, texts = wanted.read_texts()
+        ranked = rank_scores(numbers, spec.labels, wanted.top_n)
+        if wanted.return_text:
+            return [RankBody(index=index, score=score, text=texts[index]) for index, score in ranked]
+        return [RankBody(index=index, score=score) for index, score in ranked]
 
 
 def read_rank(
@@ -196,17 +190,15 @@ def read_rank(
 @serve(router, operations.TEI_PREDICT)
 async def post_predict(request: Request, resources: ResourcesDependency) -> Response:
     """Return a classifier's labels of texts or pairs, best first, as text-embeddings-inference does."""
-    with resources.gates.json_bytes.hold() as hold:
-        wanted, (encoding, sequences) = await read_wanted(request, resources, hold, read_predict)
-        with resources.gates.searches.enter():  # after the body, which may arrive slowly
-            answered = await embed(resources, hold, encoding, sequences, "inputs", is_list=wanted.is_many)
-            labels = resolve_spec(resources.registry, encoding).labels
+    async with receiving(request, resources, read_predict) as (hold, (wanted, (encoding, sequences))):
+        answered = await embed(resources, hold, encoding, sequences, "inputs", is_list=wanted.is_many)
+        labels = resolve_spec(resources.registry, encoding).labels
 
-            def write_rows() -> bytes:
-                rows = [write_predictions(labels, row) for row in answered.vectors.tolist()]
-                return b"[" + b",".join(rows) + b"]" if wanted.is_many else rows[0]
+        def write_rows() -> bytes:
+            rows = [write_predictions(labels, row) for row in answered.vectors.tolist()]
+            return b"[" + b",".join(rows) + b"]" if wanted.is_many else rows[0]
 
-            return await write(answered, write_rows)
+        return await write(answered, write_rows)
 
 
 def read_predict(
@@ -258,7 +250,7 @@ async def post_cohere_embed(request: Request, resources: ResourcesDependency) ->
 @serve(router, operations.COHERE_FIRST_EMBED)
 async def post_first_cohere_embed(request: Request, resources: ResourcesDependency) -> Response:
     """Return vectors as Cohere's first interface does: rows alone if no types are requested."""
-    return await answer(request, resources, read_cohere, write_first_answer, "texts")
+    return await answer(request, resources, read_cohere, partial(write_cohere_answer, version="1"), "texts")
 
 
 def read_cohere(body: bytes, resources: Resources) -> tuple[CohereEmbedRequest, list[bytes]]:
@@ -271,16 +263,14 @@ def read_cohere(body: bytes, resources: Resources) -> tuple[CohereEmbedRequest, 
 @serve(router, operations.COHERE_RERANK)
 async def post_cohere_rank(request: Request, resources: ResourcesDependency) -> CohereRankAnswer:
     """Rank documents by their relevance to a query, as Cohere does."""
-    with resources.gates.json_bytes.hold() as hold:
-        wanted, (spec, pairs) = await read_wanted(request, resources, hold, read_cohere_rank)
-        with resources.gates.searches.enter():  # after the body, which may arrive slowly
-            numbers = (await resources.queries.answer_all(spec, pairs)).vectors
-            texts = wanted.texts() if wanted.return_documents else None
-            results = rank_documents(numbers, spec, texts, wanted.top_n)
-            if texts is None:
-                for result in results:
-                    del result["document"]
-            return CohereRankAnswer(id=str(uuid4()), results=results, meta=RANK_META)
+    async with receiving(request, resources, read_cohere_rank) as (_, (wanted, (spec, pairs))):
+        numbers = (await resources.queries.answer_all(spec, pairs)).vectors
+        texts = wanted.texts() if wanted.return_documents else None
+        results = rank_documents(numbers, spec, texts, wanted.top_n)
+        if texts is None:
+            for result in results:
+                del result["document"]
+        return CohereRankAnswer(id=str(uuid4()), results=results, meta=RANK_META)
 
 
 def read_cohere_rank(
@@ -342,7 +332,10 @@ WRITERS: Final[dict[str, Callable[[Vectors], list[Any]]]] = {
 
 
 def write_cohere_answer(wanted: CohereEmbedRequest, answered: Answered, version: str = "2") -> bytes:
-    """Return the JSON answer with vectors by type. `version` is that of Cohere's API."""
+    """Return the JSON answer with vectors by type.
+
+    `version` is that of Cohere's API, of which the first has plain rows if the request names no types.
+    """
     kinds = dict.fromkeys(wanted.embedding_types or ["float"])
     vectors = answered.vectors
     if vectors.dtype == np.object_ and kinds.keys() - PART_WRITERS.keys():
@@ -351,28 +344,16 @@ def write_cohere_answer(wanted: CohereEmbedRequest, answered: Answered, version:
         kind: PART_WRITERS[kind](answered.vectors) if kind in PART_WRITERS else WRITERS[kind](vectors)
         for kind in kinds
     }
-    return _write_answer(wanted, answered, version, rows, "embeddings_by_type")
-
-
-def write_first_answer(wanted: CohereEmbedRequest, answered: Answered) -> bytes:
-    """Return the JSON answer of Cohere's v1 API, which has plain rows if the request names no types."""
-    if wanted.embedding_types is not None:
-        return write_cohere_answer(wanted, answered, version="1")
-    return _write_answer(wanted, answered, "1", write_floats(answered.vectors), "embeddings_floats")
-
-
-def _write_answer(
-    wanted: CohereEmbedRequest, answered: Answered, version: str, embeddings: Any, response_type: str
-) -> bytes:
+    is_plain = version == "1" and wanted.embedding_types is None
     return msgspec.json.encode(
         {
             "id": str(uuid4()),
-            "embeddings": embeddings,
+            "embeddings": rows["float"] if is_plain else rows,
             "texts": wanted.texts,
             "meta": {
                 "api_version": {"version": version},
                 "billed_units": {"input_tokens": answered.num_tokens},
             },
-            "response_type": response_type,
+            "response_type": "embeddings_floats" if is_plain else "embeddings_by_type",
         }
     )

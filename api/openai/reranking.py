@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from uuid import uuid4
 
 from fastapi import APIRouter, Request
-from fastapi.concurrency import run_in_threadpool
 
 from api.dependencies import Resources, ResourcesDependency
-from api.door.media_types import require_json
 from api.intake.requests import decode_body
-from api.intake.submissions import read_body
+from api.openai.embeddings import receiving
 from api.queries import check_query
 from api.serving import serve
 from vectormill.batches.endpoints import (
@@ -38,13 +36,9 @@ async def post_rerank(request: Request, resources: ResourcesDependency) -> Reran
 
     With two labels, the score is the second label's probability. A document that is too long is truncated.
     """
-    require_json(request)
-    with resources.gates.json_bytes.hold() as hold:
-        body = await read_body(request, resources.settings, hold)
-        with resources.gates.searches.enter():  # after the body, which may arrive slowly
-            wanted, spec, pairs = await run_in_threadpool(read_pairs, body, resources)
-            answered = await resources.queries.answer_all(spec, pairs)
-            return rank(wanted, spec, answered.vectors, answered.num_tokens)
+    async with receiving(request, resources, read_pairs) as (_, (wanted, spec, pairs)):
+        answered = await resources.queries.answer_all(spec, pairs)
+        return rank(wanted, spec, answered.vectors, answered.num_tokens)
 
 
 def read_pairs(body: bytes, resources: Resources) -> tuple[RerankRequest, EncodingSpec, list[bytes]]:
