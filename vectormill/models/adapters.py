@@ -4,7 +4,6 @@ An adapter is a folder in the layout of peft with the two small matrices for eac
 weight (https://arxiv.org/abs/2106.09685). jinaai/jina-embeddings-v3-hf has one for each task.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vectormill.domain.errors import UnsupportedModel
+from vectormill.models.json_files import read_object
 
 ADAPTER_CONFIG: Final = "adapter_config.json"
 # Settings of peft that change more than a product of two matrices; each is unset in a plain adapter.
@@ -47,7 +47,7 @@ def read_adapter(name: str, directory: Path, wanted: str) -> Adapter:
             f"The model {name!r} has no adapter {wanted!r}; "
             f"{'it has ' + ', '.join(known) if known else 'no folder in its directory is one'}."
         )
-    config = json.loads((directory / wanted / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    config = read_object(directory / wanted / ADAPTER_CONFIG, name)
     flaws = [key for key in _UNSUPPORTED if config.get(key)]
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or flaws:
         raise UnsupportedModel(

@@ -5,7 +5,6 @@ config.json names no architecture (golden data and the reference's code: tests/d
 rerankers, whose head are the rows of one or two words in the matrix that predicts words.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Final
 from vectormill.domain.errors import ModelError
 from vectormill.domain.task import RAW, SIGMOID, SOFTMAX
 from vectormill.models.families import FAMILIES, find_family
+from vectormill.models.json_files import read_object
 from vectormill.models.rerankers import Template
 
 SUFFIX: Final = "ForSequenceClassification"
@@ -55,7 +55,7 @@ def read_classifier(
     architecture = (config.get("architectures") or [""])[0]
     if template is not None and template.words and architecture.endswith(GENERATIVE):
         return Classifier(
-            architecture, "last_token", (RELEVANCE,), _read_activation(directory, config, 1), template
+            architecture, "last_token", (RELEVANCE,), _read_activation(name, directory, config, 1), template
         )
     if is_structbert(config):
         return Classifier(STRUCTBERT, "cls", _read_structbert_labels(name, directory, config), SOFTMAX)
@@ -73,7 +73,9 @@ def read_classifier(
         pooling = str(config.get("classifier_pooling", pooling))
     labels = _read_labels(name, config)
     own = replace(template, true=None, false=None) if template is not None and len(labels) == 1 else None
-    return Classifier(architecture, pooling, labels, _read_activation(directory, config, len(labels)), own)
+    return Classifier(
+        architecture, pooling, labels, _read_activation(name, directory, config, len(labels)), own
+    )
 
 
 def require_template(name: str, classifier: Classifier | None, wanted: str | None) -> Template | None:
@@ -127,16 +129,15 @@ def _check_labels(name: str, labels: tuple[str, ...], place: str) -> None:
             raise ModelError(f"The label {label!r} of model {name!r} {flaw}; rename it in {place}.")
 
 
-def _read_activation(directory: Path, config: Mapping[str, Any], num_labels: int) -> str:
+def _read_activation(name: str, directory: Path, config: Mapping[str, Any], num_labels: int) -> str:
     """Return the activation that sentence-transformers stored, else that of transformers' pipeline.
 
     Version 4 wrote it to config.json, and later ones write it beside.
     """
-    path = directory / "config_sentence_transformers.json"
-    own = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    own = read_object(directory / "config_sentence_transformers.json", name, is_needed=False)
     own = own if own.get("activation_fn") else config.get("sentence_transformers") or {}
-    name = own.get("activation_fn") or config.get("sbert_ce_default_activation_function") or ""
-    told = _ACTIVATION_NAMES.get(str(name).rsplit(".", 1)[-1])
+    function = own.get("activation_fn") or config.get("sbert_ce_default_activation_function") or ""
+    told = _ACTIVATION_NAMES.get(str(function).rsplit(".", 1)[-1])
     if told is not None:
         return told
     # As in transformers' pipeline: if several labels can hold at once, each has its own probability.
@@ -149,12 +150,10 @@ def _read_structbert_labels(name: str, directory: Path, config: Mapping[str, Any
 
     This is the reference's order.
     """
-    found: Mapping[str, Any] = {}
-    own = directory / "label_mapping.json"
-    if own.is_file():
-        found = json.loads(own.read_text(encoding="utf-8"))
-    elif (directory / "configuration.json").is_file():
-        model = json.loads((directory / "configuration.json").read_text(encoding="utf-8")).get("model") or {}
+    if (directory / "label_mapping.json").is_file():
+        found = read_object(directory / "label_mapping.json", name)
+    else:
+        model = read_object(directory / "configuration.json", name, is_needed=False).get("model") or {}
         found = model.get("label2id") or {}
     found = found or config.get("label2id") or {}
     numbers = _number_labels(name, {number: label for label, number in found.items()}, "label_mapping.json")

@@ -4,7 +4,6 @@ A GLiNER finds spans of words for labels that stand before the text. Source: Zar
 package gliner (0.2.29, https://github.com/urchade/GLiNER), whose class UniEncoderSpanGLiNER is meant here.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.models.families import FAMILIES, find_family
+from vectormill.models.json_files import read_object
 from vectormill.models.model_card import GLINER, ModelCard
 from vectormill.models.model_files import ModelFiles
 from vectormill.models.poolings import MEAN
@@ -93,11 +93,7 @@ def read_gliner_card(files: ModelFiles) -> ModelCard:
 
 def read_gliner_config(name: str, directory: Path) -> GlinerConfig:
     """Return the configuration. Raise ModelError if it cannot be read or is of an unsupported kind."""
-    path = directory / CONFIG_FILE
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"The file {path} of model {name!r} cannot be read: {error}.") from error
+    config = read_object(directory / CONFIG_FILE, name)
     for key, supported in SUPPORTED.items():
         found = config.get(key, supported) or None
         if found != supported:

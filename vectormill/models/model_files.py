@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.families import find_family
+from vectormill.models.json_files import read_object
 from vectormill.models.weights import find_weights, fingerprint_directory
 
 if TYPE_CHECKING:
@@ -39,14 +40,7 @@ class ModelFiles:
 
     def read(self, path: str) -> dict[str, Any]:
         """Return a JSON object; empty if there is no such file. Raise ModelError if it is something else."""
-        file = self.directory / path
-        try:
-            found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        except (OSError, ValueError) as error:
-            raise ModelError(f"The file {file} of model {self.name!r} cannot be read: {error}.") from error
-        if not isinstance(found, dict):
-            raise ModelError(f"The file {file} of model {self.name!r} must contain a JSON object.")
-        return found
+        return read_object(self.directory / path, self.name, is_needed=False)
 
     def require(self, path: str) -> dict[str, Any]:
         """Return a JSON object. Raise ModelError if there is no such file."""

@@ -5,13 +5,13 @@
 code, which is never run.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from vectormill.domain.errors import UnsupportedModel
+from vectormill.models.json_files import read_object
 
 # The classes that rewrite the template according to the two settings (transformers 4, `update_post_processor`
 # in models/{llama,code_llama,gemma,cohere,gpt_neox}/tokenization_*_fast.py). Models were trained with the
@@ -46,7 +46,7 @@ def read_special_tokens(name: str, directory: Path) -> SpecialTokens:
 
     Raise UnsupportedModel if the files do not tell.
     """
-    config = _read(directory / "tokenizer_config.json")
+    config = read_object(directory / "tokenizer_config.json", name, is_needed=False)
     code = _find_code(config)
     foreign = [each for each in code if each not in FINAL_TOKEN_CODE]
     if foreign:
@@ -55,7 +55,8 @@ def read_special_tokens(name: str, directory: Path) -> SpecialTokens:
             "it adds are unknown. Write a tokenizer.json that gives the same tokens, the special ones by its "
             "post_processor, and remove auto_map from tokenizer_config.json."
         )
-    prefix, suffix = _read_template(_read(directory / "tokenizer.json").get("post_processor"))
+    tokenizer = read_object(directory / "tokenizer.json", name, is_needed=False)
+    prefix, suffix = _read_template(tokenizer.get("post_processor"))
     wanted = {key: config[key] for key in ("add_bos_token", "add_eos_token") if config.get(key) is True}
     bos, eos = (_content(config.get(key)) for key in ("bos_token", "eos_token"))
     lacking = [bos] if "add_bos_token" in wanted and bos and bos not in prefix else []
@@ -86,15 +87,7 @@ def require_final_token(name: str, tokens: SpecialTokens) -> None:
 
 def has_code(directory: Path) -> bool:
     """Return True if the tokenizer has custom code of a known kind."""
-    return bool(_find_code(_read(directory / "tokenizer_config.json")))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # the code that needs the file reports the error
-        return {}
-    return found if isinstance(found, dict) else {}
+    return bool(_find_code(read_object(directory / "tokenizer_config.json", directory.name, is_needed=False)))
 
 
 def _find_code(config: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,6 @@ padded length. The place of a sequence in its tile changes nothing, which is che
 is refused. Imports no framework.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.errors import ModelError
+from vectormill.models.json_files import read_object
 from vectormill.ragged import Ragged
 from worker.batching.batch import OUTPUTS, Batch
 from worker.batching.cost import LengthBuckets, count_tile_rows
@@ -71,7 +71,7 @@ class ReproducibleEncoder(Encoder):
         self._inner = inner
         report = inner.describe()
         self._buckets = None if report.longest_bucket is None else LengthBuckets(report.longest_bucket)
-        config = json.loads((order.card.path / "config.json").read_text(encoding="utf-8"))
+        config = read_object(order.card.path / "config.json", order.card.name)
         vocabulary = config.get("text_config", config).get("vocab_size") or SMALLEST_VOCABULARY
         self._largest_id = min(LARGEST_PROBED_ID, int(vocabulary))
         lengths = [length for length in PROBED_LENGTHS if length <= order.card.max_tokens]

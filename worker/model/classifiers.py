@@ -9,7 +9,6 @@ StructBERT's config.json names neither a `model_type` nor an architecture, and i
 mapped explicitly, and each tensor must be there.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.classifiers import STRUCTBERT
+from vectormill.models.json_files import read_object
 from vectormill.models.model_card import ModelCard
 from vectormill.models.rerankers import Template
 from vectormill.models.weights import find_weights, read_header
@@ -44,7 +44,7 @@ def load_config(card: ModelCard, **more: Any) -> Any:
         return transformers.AutoConfig.from_pretrained(
             card.path, local_files_only=True, trust_remote_code=False, **more
         )
-    values = json.loads((card.path / "config.json").read_text(encoding="utf-8"))
+    values = read_object(card.path / "config.json", card.name)
     return transformers.BertConfig(
         **{key: value for key, value in values.items() if key not in _STRUCTBERT_ONLY}, **more
     )

@@ -1,7 +1,6 @@
 """The network of an encoder, a torch module of transformer, pooling and Dense modules, and its loading."""
 
 import inspect
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.models.families import find_family
+from vectormill.models.json_files import read_object
 from vectormill.models.model_card import ModelCard
 from vectormill.models.special_tokens import has_code, read_special_tokens
 from vectormill.models.weights import SAFETENSORS, find_weights
@@ -37,7 +37,7 @@ class Dense(nn.Module):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_object(folder / "config.json", folder.parent.name)
         in_features, out_features = config["in_features"], config["out_features"]
         self.linear = nn.Linear(in_features, out_features, bias=config.get("bias", True))
         self.activation = _find_activation(config.get("activation_function", "torch.nn.Tanh"))

@@ -3,7 +3,6 @@
 No weights are read. If there are no weight files, the caller supplies the shapes that they would have.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Any, Final
 from vectormill.domain.errors import ModelError
 from vectormill.models.classifiers import is_structbert
 from vectormill.models.gliner import ENCODER_PREFIX, read_gliner_config
+from vectormill.models.json_files import read_object
 from vectormill.models.model_card import GLINER, REXUNINLU, ModelCard
 from vectormill.models.weights import find_weights, read_header
 
@@ -114,7 +114,7 @@ def read_model_shape(card: ModelCard, shapes: Mapping[str, tuple[int, ...]] | No
     if card.extractor == GLINER:
         config: dict[str, Any] = dict(read_gliner_config(card.name, card.path).encoder)
     else:
-        config = json.loads((card.path / "config.json").read_text(encoding="utf-8"))
+        config = read_object(card.path / "config.json", card.name)
         config = config.get("text_config", config)
     hidden_size = _read_size(config, card, "hidden_size", "d_model", "dim")
     num_heads = _read_size(config, card, "num_attention_heads", "n_heads", "num_heads")
@@ -173,7 +173,7 @@ def _count_dense_values(card: ModelCard, shapes: Mapping[str, tuple[int, ...]], 
 
 def _count_dense(folder: Path) -> int:
     """Return the number of values of a Dense module from its configuration: a matrix and maybe a bias."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_object(folder / "config.json", folder.parent.name)
     size = int(config["in_features"]) * int(config["out_features"])
     return size + int(config["out_features"]) * bool(config.get("bias", True))
 

@@ -21,6 +21,7 @@ from tokenizers.normalizers import Sequence as NormalizerSequence
 from tokenizers.processors import TemplateProcessing
 
 from vectormill.domain.errors import ModelError
+from vectormill.models.json_files import read_object
 from vectormill.models.special_tokens import SpecialTokens, read_special_tokens
 from vectormill.ragged import Ragged
 
@@ -150,8 +151,7 @@ def read_vocabulary(directory: Path) -> RustTokenizer:
     ]
     if missing:
         raise ModelError(f"The vocabulary {path} has no {' or '.join(missing)}; it is not a BERT vocabulary.")
-    config_path = directory / "tokenizer_config.json"
-    config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
+    config = read_object(directory / "tokenizer_config.json", directory.name, is_needed=False)
     tokenizer = RustTokenizer(
         WordPiece(vocabulary, unk_token=SPECIAL["unk_token"], max_input_chars_per_word=100)
     )

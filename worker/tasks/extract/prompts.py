@@ -10,7 +10,6 @@ has two numbers, its path and its type: two tokens attend to one another where b
 of them is 0, as those of the text are.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -29,6 +28,7 @@ from vectormill.domain.schema import (
     MAX_WINDOW_TOKENS,
     Schema,
 )
+from vectormill.models.json_files import read_object
 from vectormill.ragged import Ragged
 from worker.batching.batch import POSITION_IDS, PREFIX_BLOCKS, TYPE_SEGMENTS
 from worker.tokens.reference import group_texts
@@ -141,10 +141,7 @@ def _list_named_tokens(directory: Path) -> list[str]:
     """Return the distinct special tokens that the tokenizer's files other than tokenizer.json name."""
     named: list[str] = []
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        path = directory / file
-        if not path.is_file():
-            continue
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        config = read_object(directory / file, directory.name, is_needed=False)
         for name in NAMED_TOKENS:
             token = config.get(name)
             token = token.get("content") if isinstance(token, dict) else token

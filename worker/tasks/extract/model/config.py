@@ -5,7 +5,6 @@ name that is not listed here, or a value that would need other arithmetic, raise
 is read.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.errors import ModelError
+from vectormill.models.json_files import read_object
 
 MODEL_TYPE: Final = "deberta-v2"
 NUM_ADDED_TOKENS: Final = 4
@@ -76,11 +76,7 @@ class DebertaConfig:
 def read_config(directory: Path) -> DebertaConfig:
     """Read config.json. Raises ModelError naming a setting that is missing, unknown or not supported."""
     path = directory / "config.json"
-    try:
-        written = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"Cannot read the configuration {path}: {error}.") from error
-    return parse_config(written, str(path))
+    return parse_config(read_object(path, directory.name), str(path))
 
 
 def parse_config(written: Mapping[str, Any], place: str) -> DebertaConfig:
