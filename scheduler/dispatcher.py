@@ -74,18 +74,14 @@ class Dispatcher:
         # The estimated tokens dispatched of each job, for taking turns. Losing them with the process is
         # harmless.
         self._served: dict[UUID, int] = defaultdict(int)
-        self._is_redis_away = False
+        self.is_redis_away = False
         self._is_redis_full = False  # Redis answers, and refused the last message
         self._has_unrung = False  # a marked dispatch may not have been published
         self._absent: set[str] = set()  # task ids that the last check did not find in Redis
 
     @property
-    def is_redis_away(self) -> bool:
-        return self._is_redis_away
-
-    @property
     def is_redis_full(self) -> bool:
-        return self._is_redis_full and not self._is_redis_away
+        return self._is_redis_full and not self.is_redis_away
 
     def begin_term(self) -> None:
         """Make the next check recall every dispatch whose message is missing.
@@ -103,9 +99,9 @@ class Dispatcher:
             is_lost = self._sentinel.has_lost_content()
             absent = self._find_absent()
         except RedisError as error:
-            if not self._is_redis_away:
+            if not self.is_redis_away:
                 logger.warning("Cannot reach Redis; jobs wait in Postgres until it is back: %s", error)
-            self._is_redis_away = True
+            self.is_redis_away = True
             return False
         # A message that is absent once may be on its way from Redis to a worker's claim; one that is absent
         # twice in a second is lost. Mistakes are harmless, because the second message of a chunk claims
@@ -117,9 +113,9 @@ class Dispatcher:
         self._has_unrung = False
         if lost:
             self._recall(lost)
-        if self._is_redis_away:
+        if self.is_redis_away:
             logger.info("Redis is back.")
-        self._is_redis_away = False
+        self.is_redis_away = False
         return True
 
     def _find_absent(self) -> dict[str, Dispatch]:
@@ -143,7 +139,7 @@ class Dispatcher:
 
     def dispatch(self) -> int:
         """Dispatch as many chunks as the workers have capacity for, and return their number."""
-        if self._is_redis_away:
+        if self.is_redis_away:
             return 0
         began = time.time()
         dispatches = self._mark()

@@ -122,7 +122,9 @@ class LocalEncoder:
                 f"{model} gives weights of words, and a LocalEncoder gives vectors of one length."
             )
         self._threads = ThreadPoolExecutor(worker_settings.slots, thread_name_prefix="encode")
-        self._ranges = self._measure_ranges()
+        # The ranges of int8 codes are measured on the same texts as by a worker.
+        is_int8 = self._kind.name == INT8
+        self._ranges = measure_space(self.spec, self._engine.encode, threading.Event()) if is_int8 else None
 
     def __enter__(self) -> Self:
         return self
@@ -223,12 +225,6 @@ class LocalEncoder:
         """
         text = f"{CANARY} ({next(self._numbers)})"
         self._encode_group([text], range(1), cancelled=threading.Event())
-
-    def _measure_ranges(self) -> Ranges | None:
-        """Return the ranges of int8 codes, measured on the same texts as by a worker; None for other types."""
-        if self._kind.name != INT8:
-            return None
-        return measure_space(self.spec, self._engine.encode, threading.Event())
 
 
 class Answer:

@@ -54,7 +54,8 @@ def list_published_names(card: ModelCard) -> Callable[[str], str]:
     """Return the function that maps a tensor name in the model's files to transformers' name."""
     if not is_published(card):
         return lambda stored: stored
-    return lambda stored: _rename(stored, _STRUCTBERT_PREFIX, _BERT_PREFIX)
+    before, after = _STRUCTBERT_PREFIX, _BERT_PREFIX
+    return lambda stored: after + stored.removeprefix(before) if stored.startswith(before) else stored
 
 
 def outline_classifier(card: ModelCard) -> Any:
@@ -109,10 +110,6 @@ def read_tensors(card: ModelCard, names: Iterable[str]) -> dict[str, Tensor]:
             named = {rename(stored): stored for stored in file.keys()}  # noqa: SIM118 - not a mapping
             found |= {name: file.get_tensor(named[name]) for name in wanted & named.keys()}
     return found
-
-
-def _rename(stored: str, before: str, after: str) -> str:
-    return after + stored.removeprefix(before) if stored.startswith(before) else stored
 
 
 def _with_bert_pooler(model: Any) -> nn.Module:

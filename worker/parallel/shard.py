@@ -30,7 +30,7 @@ from worker.parallel.filling import fill, hold_rounded
 from worker.parallel.pipeline import PipelineStage, cut_stage, split_micro_batches
 from worker.parallel.rendezvous import PROCESS_GROUPS, join_process_group
 from worker.placement.placement import Rank
-from worker.placement.strategies import FULLY_SHARDED, PIPELINE, STRATEGIES, TENSOR
+from worker.placement.strategies import PIPELINE, STRATEGIES, TENSOR
 
 
 def apply_tensor_parallel(transformer: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
@@ -94,11 +94,6 @@ class LoadedShard:
     ) -> None:
         """Divide and fill the network, whose parameters have no storage yet. Raises ModelError."""
         self._rank = rank
-        self._choose_parts = {
-            TENSOR: self._take_whole,
-            FULLY_SHARDED: self._take_share,
-            PIPELINE: self._take_micro_batches,
-        }[rank.strategy]
         self._hidden_size = hidden_size
         self.device = open_device(order)
         join_process_group(rank, PROCESS_GROUPS[order.device.kind])
@@ -136,7 +131,15 @@ class LoadedShard:
 
         Communicates with no other rank.
         """
-        return self._choose_parts(batch)
+        rank = self._rank
+        if rank.strategy == TENSOR:  # all ranks end up with all hidden states
+            return [batch], rank.is_first
+        if rank.strategy == PIPELINE:
+            return split_micro_batches(batch, rank.micro_batches), rank.is_last
+        shares = split_micro_batches(batch, rank.world_size)
+        if rank.number < len(shares):
+            return [shares[rank.number]], True
+        return [batch.part(0, 1)], False  # gathering needs all ranks, also one without any sequence
 
     def run_parts(
         self, shapes: Sequence[tuple[int, ...]], run: Callable[[int, Tensor | None], Any]
@@ -170,23 +173,6 @@ class LoadedShard:
             hold_rounded(network)
         apply_fully_sharded(network, layout, mesh)
         return {}
-
-    def _take_whole(self, batch: Batch) -> tuple[list[Batch], bool]:
-        """Return the whole batch. All ranks end up with all hidden states; the first returns the results."""
-        return [batch], self._rank.is_first
-
-    def _take_share(self, batch: Batch) -> tuple[list[Batch], bool]:
-        """Return this rank's sequences.
-
-        A rank without any computes one too, because gathering needs all ranks.
-        """
-        shares = split_micro_batches(batch, self._rank.world_size)
-        is_idle = self._rank.number >= len(shares)
-        return [batch.part(0, 1) if is_idle else shares[self._rank.number]], not is_idle
-
-    def _take_micro_batches(self, batch: Batch) -> tuple[list[Batch], bool]:
-        """Split the batch between sequences into micro-batches; the last stage returns the results."""
-        return split_micro_batches(batch, self._rank.micro_batches), self._rank.is_last
 
 
 def open_device(order: EncoderOrder) -> torch.device:

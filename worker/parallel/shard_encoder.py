@@ -84,7 +84,7 @@ class ShardEncoder(Encoder):
         self.note_loading(
             order,
             start,
-            self.num_bytes_read,
+            self._shard.num_bytes_read,
             backend=Choice("torch", f"only torch supports the strategy {rank.strategy}"),
             precision=precision,
             attention=self._form.attention,
@@ -103,10 +103,6 @@ class ShardEncoder(Encoder):
         if self._stream is not None:
             return CudaPass(arrays, compute, self._device, self._stream, torch.no_grad)
         return Deferred(partial(self._compute_here, arrays, compute))
-
-    @property
-    def num_bytes_read(self) -> int:
-        return self._shard.num_bytes_read
 
     def _load_form(self, order: EncoderOrder, precision: Choice) -> tuple[Form, RankSwitches]:
         """Return the packed form if all ranks can run it and it agrees with padding, else the padded form."""

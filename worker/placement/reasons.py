@@ -94,9 +94,8 @@ def explain_idle(chosen: Draft, drafts: Sequence[Draft], rooms: Sequence[DeviceC
         for refusal in draft.refusals
     ]
     without = over_all[0] if over_all else "the plan is predicted to be as fast without it"
-    if over_all:
-        return {room.name: without for room in rooms if room.name not in busy}
-    return {room.name: chosen.idle.get(room.name, without) for room in rooms if room.name not in busy}
+    told = {} if over_all else chosen.idle
+    return {room.name: told.get(room.name, without) for room in rooms if room.name not in busy}
 
 
 def explain_rejections(chosen: Draft, drafts: Sequence[Draft], unit: float) -> tuple[Rejection, ...]:

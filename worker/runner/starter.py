@@ -93,9 +93,6 @@ class RunnerStarter:
     def _pin(self, device: Device) -> dict[str, str]:
         """Return an environment in which the process sees its own device only."""
         num_threads = self.order.num_threads if self._sharing is None else device.num_threads
-        return {**self._environment, **self._allocate(device), **device_environment(device, num_threads)}
-
-    def _allocate(self, device: Device) -> Mapping[str, str]:
-        """Return environment variables for the allocator, unless the user has configured it."""
-        is_free = device.kind == CUDA and not any(name in self._environment for name in ALLOCATOR_NAMES)
-        return ALLOCATOR if is_free else {}
+        is_configured = any(name in self._environment for name in ALLOCATOR_NAMES)
+        allocator = ALLOCATOR if device.kind == CUDA and not is_configured else {}
+        return {**self._environment, **allocator, **device_environment(device, num_threads)}

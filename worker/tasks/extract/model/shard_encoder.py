@@ -62,16 +62,12 @@ class RexShardEncoder(DirectEncoder):
         self.note_loading(
             order,
             start,
-            self.num_bytes_read,
+            self._shard.num_bytes_read,
             backend=Choice(BACKEND, f"only {BACKEND} supports the strategy {rank.strategy}"),
             precision=precision,
             attention=ATTENTION,
             gives_vectors=False,
         )
-
-    @property
-    def num_bytes_read(self) -> int:
-        return self._shard.num_bytes_read
 
     def encode(self, batch: Batch) -> Ragged:
         # Not inference_mode: the buffers that fully_shard gathers into were made outside of it.
