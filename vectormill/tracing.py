@@ -87,14 +87,6 @@ def begin_tracing(process: str, endpoint: str | None, ratio: float) -> None:
     logger.info("Sending traces to %s.", endpoint)
 
 
-def end_tracing() -> None:
-    """Send the pending spans and stop recording. A process does this by itself when it exits."""
-    global _tracer, _provider
-    if _provider is not None:
-        _provider.shutdown()
-    _tracer = _provider = None
-
-
 def is_tracing() -> bool:
     return _tracer is not None
 

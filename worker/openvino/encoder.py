@@ -131,7 +131,7 @@ class OpenVINOEncoder(Encoder):
         # Buffers for the batches in progress and for the next one.
         self._buffers = Buffers(self._num_streams + 1)
         self._taking_all = threading.Lock()
-        self._requests: SimpleQueue[Any] = SimpleQueue()  # one per stream
+        self.requests: SimpleQueue[Any] = SimpleQueue()  # one per stream
         if order.is_reproducible and order.card.classifier is not None and self.network.has_types:
             self.network.read_types()  # now, because another graph may give other bits
         self._put_requests()
@@ -158,16 +158,9 @@ class OpenVINOEncoder(Encoder):
         wanted = find_wanted(batch, self.card, padded.input_ids.shape)
         return OpenVINOPass(self, padded, words, wanted)
 
-    def take_request(self) -> Any:
-        """Wait for a free inference request; each stream has one."""
-        return self._requests.get()
-
-    def put_request(self, request: Any) -> None:
-        self._requests.put(request)
-
     def finish(self, request: Any, words: NDArray[np.float32], num_tokens: int) -> None:
         """Take back request and word embeddings of a finished batch of `num_tokens`, padding included."""
-        self.put_request(request)
+        self.requests.put(request)
         self._buffers.give_back(words)
         now = time.monotonic()
         if now >= self._forget_at:
@@ -178,11 +171,11 @@ class OpenVINOEncoder(Encoder):
 
     def _put_requests(self) -> None:
         for _ in range(self._num_streams):
-            self._requests.put(self.network.make_request())
+            self.requests.put(self.network.make_request())
 
     def _take_all(self) -> list[Any]:
         """Wait until all streams are idle. Return their requests."""
-        return [self._requests.get() for _ in range(self._num_streams)]
+        return [self.requests.get() for _ in range(self._num_streams)]
 
     def _release_buffers(self) -> None:
         """Free the memory of past batches. openvino refuses to while it computes, so all streams are waited for."""
@@ -193,7 +186,7 @@ class OpenVINOEncoder(Encoder):
                 self.network.release_memory()
             finally:
                 for request in requests:
-                    self._requests.put(request)
+                    self.requests.put(request)
 
     def _read_types(self) -> None:
         """Compile the network with token types in place of the one without, to hold weights only once."""
@@ -206,7 +199,7 @@ class OpenVINOEncoder(Encoder):
                 requests = [self.network.make_request() for _ in requests]
             finally:
                 for request in requests:
-                    self._requests.put(request)
+                    self.requests.put(request)
 
 
 class OpenVINOPass:
@@ -235,7 +228,7 @@ class OpenVINOPass:
         self._request: Any = None
 
     def start(self) -> None:
-        self._request = request = self._encoder.take_request()
+        self._request = request = self._encoder.requests.get()
         try:
             for place, name in enumerate(self._encoder.network.input_names):
                 # Either all batches share our memory with openvino or none does: a batch that copies its

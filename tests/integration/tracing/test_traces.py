@@ -27,11 +27,12 @@ from tests.protocol import submit as submit_items
 from tests.queries import SPACE, listening
 from tests.trace_collector import Collector, Span, collecting
 from tests.waiting import wait_for
+from vectormill import tracing
 from vectormill.broker.app import make_app
 from vectormill.broker.queries import queue_key
 from vectormill.broker.queues import QueueReader, RedisLossDetector
 from vectormill.processes.logs import _known
-from vectormill.tracing import begin_tracing, current_traceparent, end_tracing, is_tracing, span
+from vectormill.tracing import begin_tracing, current_traceparent, is_tracing, span
 from worker.engine.request import EncodeRequest, EncodeResult
 from worker.identity import WorkerIdentity
 
@@ -39,6 +40,13 @@ TRACES = [f"4bf92f3577b34da6a3ce929d0e0e473{number}" for number in range(3)]
 TRACE, PARENT = TRACES[0], "00f067aa0ba902b7"
 SEARCH = "/v1/collections/docs/search"
 FIND_MODEL = text("SELECT model FROM vectormill.jobs LIMIT 1")
+
+
+def end_tracing() -> None:
+    """Send the pending spans and stop recording, as a process does when it exits."""
+    if tracing._provider is not None:
+        tracing._provider.shutdown()
+    tracing._tracer = tracing._provider = None
 
 
 class PromptEngine(ObedientEngine):
