@@ -153,9 +153,8 @@ def get_errors(connection: Connection, job_id: JobId, query: ItemQuery) -> ItemE
     """List the items that failed, in the order of submission."""
     after = decode_cursor(query.after)
     errors = list_item_errors(connection, job_id, after=after, limit=query.limit + 1)
-    find_job(
-        connection, job_id
-    )  # last, so that a job deleted meanwhile is not found instead of giving a short page
+    # Last, so that a job deleted meanwhile is not found instead of giving a short page.
+    find_job(connection, job_id)
     page, cursor = cut_page(errors, query.limit, lambda error: error.item)
     return ItemErrorPage(data=[describe(ItemErrorBody, error) for error in page], next=cursor)
 

@@ -35,9 +35,8 @@ def measure(results: Results, spec: EncodingSpec) -> int:
     if spec.result == SCORE:
         return 40 * (1 + int(results.shape[1]))
     num_bytes = max(1, sum(map(len, results)) // max(1, len(results)))
-    return (
-        num_bytes if spec.result == RECORD else 6 * num_bytes
-    )  # a packed number has six times as many digits
+    # A packed number has six times as many digits.
+    return num_bytes if spec.result == RECORD else 6 * num_bytes
 
 
 def write_results(results: Results, spec: EncodingSpec) -> list[Parts]:

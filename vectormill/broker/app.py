@@ -50,10 +50,8 @@ def make_app(redis_url: str) -> Celery:
             "health_check_interval": 10,  # finds a half-open consumer connection (kombu #2492)
             "retry_on_timeout": False,  # a blindly repeated publish only makes duplicates
             "queue_order_strategy": "priority",
-            "priority_steps": [
-                INTERACTIVE_STEP,
-                BULK_STEP,
-            ],  # interactive before bulk, among the few messages that are waiting
+            # Interactive before bulk, among the few messages that are waiting.
+            "priority_steps": [INTERACTIVE_STEP, BULK_STEP],
             "client_name": "vectormill",
         },
         task_publish_retry=True,

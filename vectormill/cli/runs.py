@@ -185,9 +185,8 @@ def describe_stage(run: Run) -> str:
 
 def describe_run_counts(run: Run) -> str:
     """Format how many rows a run has read and changed as one line, without zeros."""
-    nothing = (
-        "no rows read" if run.get("finished_at") else "nothing read yet"
-    )  # a source was empty, or not needed
+    # A source was empty, or not needed.
+    nothing = "no rows read" if run.get("finished_at") else "nothing read yet"
     return describe_counts(run["counts"]) or nothing
 
 

@@ -274,9 +274,8 @@ def _end(
     add_truncations(connection, claim.chunk_id, outcome.truncated)
     if read_persist_seconds is not None:
         stage_seconds = {**outcome.stage_seconds, PERSIST: read_persist_seconds()}
-        stage_seconds[PERSIST] += outcome.stage_seconds.get(
-            PERSIST, 0.0
-        )  # carried over from an earlier chunk
+        # Carried over from an earlier chunk.
+        stage_seconds[PERSIST] += outcome.stage_seconds.get(PERSIST, 0.0)
         outcome = replace(outcome, stage_seconds=stage_seconds)
     return count_chunk(connection, claim, outcome, num_done, num_failed)
 

@@ -38,11 +38,8 @@ class CoreWaits:
         for file in self._proc.glob(f"{pid}/task/*/schedstat"):
             try:
                 waits[file.parent.name] = int(file.read_text().split()[1])
-            except (
-                OSError,
-                IndexError,
-                ValueError,
-            ):  # the thread has just ended, or the kernel counts nothing
+            # The thread has just ended, or the kernel counts nothing.
+            except (OSError, IndexError, ValueError):
                 continue
         if pid == self._pid:  # of another process it is the first reading
             grown = sum(waits[thread] - self._waits.get(thread, 0) for thread in waits)

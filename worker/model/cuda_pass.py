@@ -56,9 +56,8 @@ class CudaPass:
         stream = torch.cuda.current_stream()
         with losing_device(), self._without_gradients():
             stream.wait_event(self._arrived)
-            self._inputs.record_stream(
-                stream
-            )  # keeps the memory from being reused before this stream has read it
+            # Keeps the memory from being reused before this stream has read it.
+            self._inputs.record_stream(stream)
             vectors = self._compute(*split_inputs(self._inputs, self._shapes))
             self._vectors = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
             self._vectors.copy_(vectors, non_blocking=True)
@@ -71,9 +70,8 @@ class CudaPass:
         assert self._vectors is not None
         with losing_device():
             self._done.synchronize()
-        return self._lay_out(
-            self._vectors.numpy()
-        )  # keeps the pinned block allocated as long as it is referenced
+        # Keeps the pinned block allocated as long as it is referenced.
+        return self._lay_out(self._vectors.numpy())
 
 
 @contextmanager

@@ -28,9 +28,8 @@ class PairFrame:
     before: Ids
     between: Ids
     behind: Ids
-    types: tuple[
-        int, int, int, int, int
-    ]  # of the tokens before, the first text, between, the second text, after
+    # Of the tokens before, the first text, between, the second text, after.
+    types: tuple[int, int, int, int, int]
     favors_longer: bool
 
     @property

@@ -343,9 +343,8 @@ class RexNetwork(nn.Module):
         # The numbers ascend with distance, so the two farthest distances have the first and the last.
         first, last = (int(self._numbers[middle + side * farthest]) for side in (-1, 1))
         distances = position_ids[:, :, None] - position_ids[:, None, :]
-        distances = distances.clamp_(-farthest, farthest).add_(
-            middle
-        )  # int64, 8 bytes per pair: make no copy that can be avoided
+        # In int64, with 8 bytes per pair: make no copy that can be avoided.
+        distances = distances.clamp_(-farthest, farthest).add_(middle)
         return self._table[distances].sub_(first), slice(first, last + 1)
 
     def _rotate(self, states: Tensor, position_ids: Tensor) -> Tensor:
