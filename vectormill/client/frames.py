@@ -7,7 +7,7 @@ table has loaded it.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, count, islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
@@ -19,7 +19,7 @@ from vectormill.rows.decoding import UNLIMITED, RowBatch
 from vectormill.rows.inputs import to_json
 from vectormill.rows.instants import Kind, spell_duration, spell_instants
 from vectormill.rows.items import Assembler
-from vectormill.rows.values import is_plain
+from vectormill.rows.values import encode_fitting_metadata, is_plain
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,6 +75,8 @@ def read_items(source: Iterable[Any], columns: Columns | None) -> Iterable[ItemJ
 
 def find_table(source: Any) -> "Table | None":
     """Return a table by the library of its type; None if it is not one."""
+    if not hasattr(type(source), "columns") and not hasattr(type(source), "schema"):  # a column alone
+        return None
     libraries = {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
     return next((kind(source) for library, kind in TABLES_OF.items() if library in libraries), None)
 
@@ -144,6 +146,14 @@ class PolarsTable(Table):
     def _list(self, series: Any) -> list[Any]:
         """Return the values of a column; moments from their numbers, since polars cuts them to microseconds."""
         kind = str(series.dtype.base_type())
+        if kind in ("List", "Array"):
+            return [None if inner is None else self._list(inner) for inner in series]
+        if kind == "Struct":
+            fields = {field.name: self._list(field) for field in series.struct.unnest()}
+            rows = (dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True))
+            return [
+                row if is_there else None for row, is_there in zip(rows, series.is_not_null(), strict=True)
+            ]
         if kind not in ("Datetime", "Date", "Time", "Duration"):
             return list(series.to_list())
         ints, unit = series.to_physical().to_list(), getattr(series.dtype, "time_unit", "ns")
@@ -222,31 +232,41 @@ class RowItems:
                     f"row 1: no field of an item is named {named}. Say which fields hold its parts: key='…', text='…', "
                     "pair='…', metadata=['…']."
                 )
-            return map(self._fit, rows)
+            return map(self._fit, rows, count(1))
         return self._convert(rows, self.columns or Columns())
 
-    def _fit(self, item: Any) -> ItemJson:
+    def _fit(self, row: Any, number: int) -> ItemJson:
         """Return an item with the values that the API takes; the item itself if it has only such values."""
+        item = _name_text(row, "text", number)
         metadata = item.get("metadata") or {}
         texts = (item.get("key"), item.get("text"), item.get("text_pair", ""))
-        if all(type(text) is str for text in texts) and is_plain(metadata):
+        fits = is_plain(metadata) and encode_fitting_metadata(metadata)[1] is None
+        if fits and all(type(text) is str for text in texts):
             return cast("ItemJson", item)
         pair = "text_pair" if "text_pair" in item else None
         chosen = Columns(key="key", text_pair=pair, metadata_json="metadata")
         values = {name: [item.get(name)] for name in chosen.names}
-        return to_json(Assembler("the input", UNLIMITED).assemble_batch(RowBatch(chosen, values, [1]))[0])
+        return to_json(
+            Assembler("the input", UNLIMITED).assemble_batch(RowBatch(chosen, values, [number]))[0]
+        )
 
     def _convert(self, rows: Iterator[Any], columns: Columns) -> Iterator[ItemJson]:
         assembler = Assembler("the input", UNLIMITED)
         number, chosen = 1, None
-        while part := [
-            {columns.text: row} if isinstance(row, str) else row for row in islice(rows, GATHERED_ROWS)
-        ]:
-            chosen = chosen or columns.guess(list(part[0]), f"row {number}", ADVICE)
+        while part := list(islice(rows, GATHERED_ROWS)):
+            part = [_name_text(row, columns.text, number + place) for place, row in enumerate(part)]
+            chosen = chosen or columns.guess(list(dict.fromkeys(chain(*part))), f"row {number}", ADVICE)
             values = {name: [row.get(name) for row in part] for name in chosen.names}
             numbers = range(number, number + len(part))
             number = numbers.stop
             yield from map(to_json, assembler.assemble_batch(RowBatch(chosen, values, numbers)))
+
+
+def _name_text(row: Any, name: str, number: int) -> Mapping[str, Any]:
+    """Return a row, and a text as a row. Raise InvalidItem for anything else."""
+    if not isinstance(row, str | Mapping):
+        raise InvalidItem(f"row {number}: expected a dictionary or a text; got {type(row).__name__}.")
+    return {name: row} if isinstance(row, str) else row
 
 
 class Matrix(NamedTuple):

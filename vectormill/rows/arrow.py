@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from vectormill.rows.instants import spell_duration, spell_instants
+from vectormill.rows.values import spell_name
 
 
 def list_columns(table: "pa.RecordBatch | pa.Table", names: Iterable[str]) -> dict[str, list[Any]]:
@@ -36,7 +37,7 @@ def list_values(column: Any) -> list[Any]:  # noqa: C901 - a kind of column each
     if pa.types.is_timestamp(kind):
         return spell_instants(_to_ints(column), kind.unit, "moment in UTC" if kind.tz else "moment")
     if pa.types.is_date(kind):
-        return spell_instants(_to_ints(column.cast(pa.date32())), "D", "date")
+        return spell_instants(_to_ints(column.cast(pa.date32(), safe=False)), "D", "date")
     if pa.types.is_time(kind):
         return spell_instants(_to_ints(column), kind.unit, "time")
     if pa.types.is_duration(kind):
@@ -54,7 +55,7 @@ def list_values(column: Any) -> list[Any]:  # noqa: C901 - a kind of column each
         return [
             None
             if row is None
-            else dict(zip(list_values(row.field(0)), list_values(row.field(1)), strict=True))
+            else dict(zip(map(spell_name, list_values(row.field(0))), list_values(row.field(1)), strict=True))
             for row in (scalar.values for scalar in column)
         ]
     if pa.types.is_nested(kind) and hasattr(kind, "value_type"):

@@ -4,7 +4,7 @@ Python's own types end at the years 1 and 9999, and at the microsecond.
 """
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 _FRACTION_DIGITS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 
@@ -16,7 +16,20 @@ def spell_instants(ints: Sequence[int | None], unit: str, kind: Kind) -> list[st
     import numpy as np
 
     written = np.datetime_as_string(np.array([value or 0 for value in ints], f"M8[{unit}]")).tolist()
-    return [None if value is None else _finish(text, kind) for value, text in zip(ints, written, strict=True)]
+    return [
+        None if value is None or text == "NaT" else _finish(text, kind)
+        for value, text in zip(ints, written, strict=True)
+    ]
+
+
+def spell_numpy(value: Any) -> str:
+    """Return the text of a datetime64 or timedelta64 of NumPy, of any unit."""
+    kind, unit = value.dtype.kind, value.dtype.str.partition("[")[2].rstrip("]").lstrip("0123456789")
+    if kind == "M" and unit in ("Y", "M", "W", "D"):
+        return str(value.astype("M8[D]"))
+    unit = unit if unit in _FRACTION_DIGITS else "s" if unit in ("Y", "M", "W", "D", "h", "m") else "ns"
+    number = int(value.astype(f"{kind}8[{unit}]").astype("int64"))
+    return str(spell_instants([number], unit, "moment")[0]) if kind == "M" else spell_duration(number, unit)
 
 
 def _finish(written: str, kind: Kind) -> str:

@@ -24,20 +24,22 @@ the same with and without them.
 
 import math
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Final
-from uuid import UUID
+from typing import Any, Final, cast
 
 import msgspec
 
 from vectormill.jobs.item import PAIR_MARK, REFUSED_MARK, has_nul, join_pair
+from vectormill.rows.instants import spell_duration, spell_numpy
 
 # Sorted keys, so that equal metadata are equal bytes.
 _ENCODER: Final = msgspec.json.Encoder(order="sorted", decimal_format="number")
 _OBJECT_DECODER: Final = msgspec.json.Decoder(dict[str, Any])
 MAX_METADATA_DEPTH: Final = 100
+MAX_EXPONENT: Final = 307
 # JSON that is nested deeper than MAX_METADATA_DEPTH has more brackets than this number of bytes.
 SHALLOW_BYTES: Final = 2 * MAX_METADATA_DEPTH
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
@@ -65,32 +67,52 @@ def make_plain(value: Any) -> Any:  # noqa: C901 - a row of the table each
     if kind in _PLAIN:
         return value if kind is not float or math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {_spell_name(name): make_plain(inner) for name, inner in value.items()}
+        return {spell_name(name): make_plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple | Set):
         return [make_plain(inner) for inner in value]
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if isinstance(value, Enum):
         return make_plain(value.value)
-    if isinstance(value, Decimal):
-        return value if value.is_finite() else None
-    if kind.__name__ == "NAType" or value != value:  # NaT and NA of pandas, NaN of NumPy
+    if _is_missing(value):
         return None
+    if isinstance(value, Decimal):
+        # Readers of JSON refuse a number beyond those of floats, and Postgres one with thousands of decimals.
+        fits = value.adjusted() <= MAX_EXPONENT and cast("int", value.as_tuple().exponent) >= -MAX_EXPONENT
+        return (value if fits else str(value)) if value.is_finite() else None
     if isinstance(value, datetime):
         return spell_moment(value)
     if isinstance(value, date | time):
         return value.isoformat()
     if isinstance(value, timedelta):
-        return msgspec.json.decode(msgspec.json.encode(value))
+        # Those of pandas have nanoseconds too.
+        num_micros = value // timedelta(microseconds=1)
+        return spell_duration(num_micros * 1000 + getattr(value, "nanoseconds", 0), "ns")
     if isinstance(value, str | int | float):
         return make_plain(next(base for base in (str, int, float) if isinstance(value, base))(value))
-    if hasattr(value, "dtype"):  # of NumPy
-        return str(value) if value.dtype.kind in "mM" and value.ndim == 0 else make_plain(value.tolist())
+    if getattr(getattr(value, "dtype", None), "kind", None) in ("m", "M"):  # of NumPy, or a Series of pandas
+        return [make_plain(inner) for inner in value] if value.ndim else spell_numpy(value)
+    for convert in ("tolist", "to_list", "as_py"):  # of NumPy and pandas, polars, pyarrow
+        if hasattr(value, convert):
+            return make_plain(getattr(value, convert)())
     return str(value)
 
 
-def _spell_name(name: Any) -> str:
-    return name if isinstance(name, str) else str(make_plain(name))
+def _is_missing(value: Any) -> bool:
+    """Return whether a value is null, NA of pandas, or no number or time and so not equal to itself; no array is."""
+    if value is None or type(value).__name__ == "NAType":
+        return True
+    try:
+        is_other = value != value
+    except ArithmeticError:  # a signaling NaN
+        return True
+    return not hasattr(is_other, "__len__") and bool(is_other)
+
+
+def spell_name(name: Any) -> str:
+    """Return the name of a field, which in a map may be any value, as the text of that value."""
+    text = spell_text(name)
+    return "null" if text is None else text if isinstance(text, str) else text.decode("utf-8", "replace")
 
 
 def spell_text(value: Any) -> str | bytes | None:
@@ -99,10 +121,10 @@ def spell_text(value: Any) -> str | bytes | None:
         return value
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
-    plain = make_plain(value)
-    if plain is None or isinstance(plain, str | bytes):
-        return plain
     try:
+        plain = make_plain(value)
+        if plain is None or isinstance(plain, str | bytes):
+            return plain
         return _ENCODER.encode(plain).decode()
     except (UnicodeEncodeError, RecursionError, TypeError, ValueError, OverflowError):
         return None
@@ -139,16 +161,19 @@ def spell_key(value: Any) -> str:
     """Return a value as a key. Raise ValueError, with the reason, for a type that is none."""
     if type(value) is str:
         return value
-    if value is None or type(value).__name__ == "NAType" or value != value:
+    if _is_missing(value):
         raise ValueError("the key is null; every row needs a key")
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).decode("utf-8", "surrogateescape")
-    plain = str(value) if isinstance(value, UUID) else make_plain(value)
-    if isinstance(plain, bool | float | dict | list) or plain is None:
-        raise ValueError(
-            f"the key must be text or a whole number; got {shorten(str(value))}, a {type(value).__name__}"
-        )
-    return str(plain)
+    told = "a value"
+    try:
+        plain = make_plain(value)
+        if plain is not None and not isinstance(plain, bool | float | dict | list):
+            return str(plain)
+        told = shorten(str(value))
+    except (RecursionError, ValueError):
+        pass
+    raise ValueError(f"the key must be text or a whole number; got {told}, a {type(value).__name__}")
 
 
 def find_key_fault(key: str, max_key_bytes: int) -> str | None:
@@ -212,7 +237,9 @@ def encode_fitting_metadata(metadata: Any) -> tuple[bytes, str | None]:
         return encode_metadata(metadata), None
     except ValueError as error:
         reason = str(error)
-    if not isinstance(metadata, dict):
+    with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
+        metadata = metadata if isinstance(metadata, Mapping) else _OBJECT_DECODER.decode(metadata)
+    if not isinstance(metadata, Mapping):
         return b"", reason
     kept = {}
     for name, value in metadata.items():

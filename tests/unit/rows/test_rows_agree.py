@@ -17,6 +17,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import msgspec
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -270,16 +271,33 @@ def test_moments_that_python_cannot_hold_are_spelled_too() -> None:
         (pa.date32(), 4_000_000, "+12921-08-18"),
         (pa.time64("ns"), 1, "00:00:00.000000001"),
         (pa.duration("ns"), 1, "PT0.000000001S"),
+        (pa.timestamp("ns", "UTC"), -(2**63), None),
+        (pa.date64(), 86_400_001, "1970-01-02"),
     ]:
         width = pa.int32() if kind == pa.date32() else pa.int64()
-        table = pa.table({"text": ["x"], "page": pa.array([number], width).cast(kind)})
-        (item,) = assemble_table(table)
-        assert msgspec.json.decode(item.metadata) == {"page": expected}
-    frame = pl.DataFrame(
-        {"text": ["x"], "page": pl.Series([1], dtype=pl.Int64).cast(pl.Datetime("ns", "UTC"))}
-    )
-    (sent,) = read_items(frame, Columns(metadata=("page",)))
-    assert sent["metadata"] == msgspec.Raw(b'{"page":"1970-01-01T00:00:00.000000001Z"}')
+        table = pa.table({"text": ["x"], "page": pa.array([number], width).view(kind)})
+        (sent,) = read_items(table, Columns(metadata=("page",)))
+        assert msgspec.json.decode(encode_line(sent))["metadata"] == {"page": expected}
+    late = pl.Series([2**60], dtype=pl.Int64).cast(pl.Datetime("ms"))
+    for column, written in [
+        (pl.Series([1], dtype=pl.Int64).cast(pl.Datetime("ns", "UTC")), b'"1970-01-01T00:00:00.000000001Z"'),
+        (late.to_frame("a").to_struct("page"), b'{"a":"+36536598-01-28T21:54:06.976000"}'),
+        (late.implode(), b'["+36536598-01-28T21:54:06.976000"]'),
+    ]:
+        (sent,) = read_items(pl.DataFrame({"text": ["x"], "page": column}), Columns(metadata=("page",)))
+        assert sent["metadata"] == msgspec.Raw(b'{"page":' + written + b"}")
+
+
+def test_names_in_a_map_are_texts_of_any_value() -> None:
+    for kind, name, expected in [
+        (pa.binary(), b"a", "a"),
+        (pa.bool_(), True, "true"),
+        (pa.list_(pa.int8()), [1], "[1]"),
+        (pa.struct([("a", pa.int8())]), {"a": 1}, '{"a":1}'),
+    ]:
+        page = pa.array([[(name, 2)]], pa.map_(kind, pa.int8()))
+        (sent,) = read_items(pa.table({"text": ["x"], "page": page}), Columns(metadata=("page",)))
+        assert msgspec.json.decode(encode_line(sent))["metadata"] == {"page": {expected: 2}}
 
 
 PLAIN = (
@@ -298,6 +316,30 @@ def test_every_library_of_tables_gives_the_same_metadata(values: list[Any]) -> N
         tables = [rows, pd.DataFrame(rows), pl.DataFrame(rows), pa.Table.from_pylist(rows)]
     told = [b"".join(map(encode_line, read_items(table, COLUMNS))) for table in tables]
     assert all(each == told[0] for each in told)
+
+
+def test_rows_of_python_have_the_rules_of_files(tmp_path: Path) -> None:
+    rows: Rows = [
+        {"key": "a", "text": "one"},
+        {"key": "b", "metadata": {"a": "\0", "b": 1}},
+        {"key": None, "text": "three"},
+    ]
+    (tmp_path / "in.jsonl").write_bytes(b"\n".join(map(dump, rows[:2])))
+    (tmp_path / "in.csv").write_text('key,text,metadata\na,one,\nb,,"{""a"": ""\\u0000"", ""b"": 1}"\n')
+    expected = [*map(encode_line, read_texts(str(tmp_path / "in.jsonl")))]
+    assert expected == [
+        b'{"key":"a","text":"one"}\n', b'{"key":"b","text":"","metadata":{"b":1}}\n'
+    ]  # fmt: skip
+    assert expected == [*map(encode_line, read_texts(str(tmp_path / "in.csv")))]
+    for columns in (None, Columns()):
+        assert expected == [*map(encode_line, read_items(rows[:2], columns))]
+        with pytest.raises(InvalidItem, match="row 3: the key is null"):
+            list(read_items(rows, columns))
+        for strange in (None, 7, b"a", ("key", "text")):
+            with pytest.raises(InvalidItem, match="row 2: expected a dictionary or a text"):
+                list(read_items([rows[0], strange], columns))
+    for column in (pd.Series(["x"]), pl.Series(["x"]), np.array(["x"])):
+        assert [item["text"] for item in read_items(column, None)] == ["x"]
 
 
 @pytest.mark.parametrize("name", ["table", "rows", "csv", "jsonl", "parquet"])
@@ -340,10 +382,16 @@ def test_bytes_that_are_not_utf8_fail_alone_in_every_format(tmp_path: Path) -> N
             assert [item.key for item in items] == ["a", "b", "c"]
 
 
+DEEP: list[Any] = []
+for _ in range(5000):
+    DEEP = [DEEP]
+
 KEYS: Sequence[tuple[Any, str | None]] = (
     ("a", "a"), (7, "7"), (2**70, str(2**70)), (Decimal("1.50"), "1.50"), (UUID(int=7), str(UUID(int=7))),
     (date(2026, 1, 2), "2026-01-02"), (time(3, 4, 5, 6), "03:04:05.000006"), (b"a", "a"),
     (datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone(timedelta(hours=2))), "2026-01-02T01:04:05Z"),
+    (np.timedelta64(36, "h"), "P1DT43200S"), (np.datetime64("2026-01-02T03:04"), "2026-01-02T03:04:00"),
+    (pd.NA, None), (Decimal("sNaN"), None), (np.array([1, 2]), None), (10**5000, None), (DEEP, None),
     (None, None), (1.5, None), (math.nan, None), (Decimal("NaN"), None), (True, None), ([1], None), ({"a": 1}, None),
 )  # fmt: skip
 
@@ -369,13 +417,30 @@ def test_a_text_is_what_the_table_says_and_never_a_representation_of_python() ->
         Decimal("1.50"),
         [1, None],
         {"a": {"b": 1}},
+        pd.Timedelta(1, "ns"),
+        np.timedelta64(5, "D"),
+        np.datetime64("2026-01-02T03:04:05.123"),
+        np.array([[1], [2]]),
+        np.array(["2026-01-02T03:04:05"], "M8[ns]"),
+        pd.Series([1.5, math.nan]),
+        pl.Series([]),
+        pa.scalar(7),
+        {b"a": 1, None: 2, True: 3, (1,): 4},
+        Decimal("1E+400"),
         math.nan,
         None,
         pd.NaT,
+        pd.NA,
+        Decimal("sNaN"),
+        np.datetime64("NaT"),
+        pa.scalar(None),
+        DEEP,
     ]
     items = read_items([{"text": value} for value in values], Columns())
     assert [item["text"] for item in items] == [
-        "1", "1.5", "true", "2026-01-02", "1.50", "[1,null]", '{"a":{"b":1}}', "", "", ""
+        "1", "1.5", "true", "2026-01-02", "1.50", "[1,null]", '{"a":{"b":1}}', "PT0.000000001S", "P5D",
+        "2026-01-02T03:04:05.123000", "[[1],[2]]", '["2026-01-02T03:04:05"]', "[1.5,null]", "[]", "7",
+        '{"[1]":4,"a":1,"null":2,"true":3}', "1E+400", *[""] * 8
     ]  # fmt: skip
 
 
