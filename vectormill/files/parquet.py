@@ -39,5 +39,6 @@ def naming(name: str, error: type[Exception] = InvalidItem) -> Iterator[None]:
 
     try:
         yield
-    except (pyarrow.ArrowException, OSError) as cause:  # OSError: a page that cannot be decoded
+    # Of OSError and UnicodeError: a page, and a name of a column, that cannot be decoded.
+    except (pyarrow.ArrowException, OSError, UnicodeError) as cause:
         raise error(f"{name} cannot be read as Parquet: {str(cause).strip().rstrip('.')}.") from cause

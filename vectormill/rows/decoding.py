@@ -345,19 +345,21 @@ class _CellLines:
         self._num_lines = 0
 
     def __iter__(self) -> Iterator[str]:
-        rest, is_first = b"", not self._is_part
+        kept: list[bytes] = []
+        is_first = not self._is_part
         for block in self._blocks:
             if is_first:
                 marked, is_first = block, False
                 block = strip_mark(marked, self._name)
                 self.position = self.row_start = len(marked) - len(block)
-            lines = (rest + block).splitlines(keepends=True)
+            kept.append(block)
             # A \r may be the first half of the \r\n of the next block.
-            rest = b"" if lines and lines[-1].endswith(b"\n") else lines.pop() if lines else b""
-            self._check(len(rest))
-            yield from map(self._take, lines)
-        if rest:
-            yield from map(self._take, rest.splitlines(keepends=True))
+            if b"\n" in block or b"\r" in block or kept[0].endswith(b"\r"):
+                lines = b"".join(kept).splitlines(keepends=True)
+                kept = [] if lines[-1].endswith(b"\n") else [lines.pop()]
+                yield from map(self._take, lines)
+            self._check(sum(map(len, kept)))
+        yield from map(self._take, b"".join(kept).splitlines(keepends=True))
 
     def _take(self, line: bytes) -> str:
         self._num_lines += 1

@@ -92,6 +92,8 @@ def test_metadata_goes_along_and_other_fields_stay_behind(tmp_path: Path) -> Non
 
 
 def test_what_cannot_be_read_is_named_with_its_place(tmp_path: Path) -> None:
+    misnamed = io.BytesIO()
+    pq.write_table(pa.table({"text": ["a"]}), misnamed, store_schema=False)
     for name, content, sentence in [
         ("in.jsonl", b'{"text": "x"}\n{"text"\n', "in.jsonl, line 2: not valid JSON"),
         ("in.jsonl", b'{"text": "x"}\n\n[1]\n', "in.jsonl, line 3: expected a JSON object"),
@@ -136,6 +138,7 @@ def test_what_cannot_be_read_is_named_with_its_place(tmp_path: Path) -> None:
         ("in.csv", b"key,text\na,\xff\n", "in.csv, line 2: not valid UTF-8"),
         ("in.csv.gz", b"no gzip", "in.csv.gz is not a complete gzip file"),
         ("in.parquet", b"no parquet", "in.parquet cannot be read as Parquet"),
+        ("in.parquet", misnamed.getvalue().replace(b"text", b"te\xff\xff"), "cannot be read as Parquet"),
         ("in.txt", b"x", "Unknown format of "),
     ]:
         (tmp_path / name).write_bytes(content)
