@@ -238,7 +238,7 @@ class RowItems:
     def _fit(self, row: Any, number: int) -> ItemJson:
         """Return an item with the values that the API takes; the item itself if it has only such values."""
         item = _name_text(row, "text", number)
-        metadata = item.get("metadata") or {}
+        metadata = item.get("metadata", {})
         texts = (item.get("key"), item.get("text"), item.get("text_pair", ""))
         fits = is_plain(metadata) and encode_fitting_metadata(metadata)[1] is None
         if fits and all(type(text) is str for text in texts):

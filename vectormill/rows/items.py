@@ -12,6 +12,7 @@ from vectormill.rows.values import (
     encode_fitting_metadata,
     encode_texts,
     find_key_fault,
+    is_missing,
     join_pairs,
     shorten,
     spell_key,
@@ -138,7 +139,8 @@ class Assembler:
             return [b""] * len(names)
         encoded = []
         for value, name in zip(metadata, names, strict=True):
-            kept, reason = (b"", None) if value is None or value == "" else encode_fitting_metadata(value)
+            is_none = is_missing(value) or (isinstance(value, str) and not value)
+            kept, reason = (b"", None) if is_none else encode_fitting_metadata(value)
             if reason is not None:
                 self.complaints.num_without_metadata += 1
                 self.complaints.say(

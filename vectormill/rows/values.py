@@ -42,6 +42,7 @@ MAX_METADATA_DEPTH: Final = 100
 MAX_EXPONENT: Final = 307
 # JSON that is nested deeper than MAX_METADATA_DEPTH has more brackets than this number of bytes.
 SHALLOW_BYTES: Final = 2 * MAX_METADATA_DEPTH
+_NAMES: Final = frozenset({str})
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 # A byte that is not UTF-8, and marks neither a pair nor a row that was refused.
 _NO_TEXT: Final = b"\xfd"
@@ -58,7 +59,11 @@ def spell_moment(moment: datetime) -> str:
 
 def is_plain(metadata: Any) -> bool:
     """Return whether a dictionary has only values that are JSON as they are, and no list or object among them."""
-    return type(metadata) is dict and _PLAIN.issuperset(map(type, metadata.values()))
+    return (
+        type(metadata) is dict
+        and _PLAIN.issuperset(map(type, metadata.values()))
+        and _NAMES.issuperset(map(type, metadata))
+    )
 
 
 def make_plain(value: Any) -> Any:  # noqa: C901 - a row of the table each
@@ -74,7 +79,7 @@ def make_plain(value: Any) -> Any:  # noqa: C901 - a row of the table each
         return bytes(value)
     if isinstance(value, Enum):
         return make_plain(value.value)
-    if _is_missing(value):
+    if is_missing(value):
         return None
     if isinstance(value, Decimal):
         # Readers of JSON refuse a number beyond those of floats, and Postgres one with thousands of decimals.
@@ -98,7 +103,7 @@ def make_plain(value: Any) -> Any:  # noqa: C901 - a row of the table each
     return str(value)
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
     """Return whether a value is null, NA of pandas, or no number or time and so not equal to itself; no array is."""
     if value is None or type(value).__name__ == "NAType":
         return True
@@ -161,7 +166,7 @@ def spell_key(value: Any) -> str:
     """Return a value as a key. Raise ValueError, with the reason, for a type that is none."""
     if type(value) is str:
         return value
-    if _is_missing(value):
+    if is_missing(value):
         raise ValueError("the key is null; every row needs a key")
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).decode("utf-8", "surrogateescape")
@@ -237,7 +242,7 @@ def encode_fitting_metadata(metadata: Any) -> tuple[bytes, str | None]:
         return encode_metadata(metadata), None
     except ValueError as error:
         reason = str(error)
-    with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
+    with suppress(msgspec.MsgspecError, UnicodeError, RecursionError, TypeError):
         metadata = metadata if isinstance(metadata, Mapping) else _OBJECT_DECODER.decode(metadata)
     if not isinstance(metadata, Mapping):
         return b"", reason
