@@ -150,9 +150,9 @@ class PolarsTable(Table):
             return [None if inner is None else self._list(inner) for inner in series]
         if kind == "Struct":
             fields = {field.name: self._list(field) for field in series.struct.unnest()}
-            rows = (dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True))
             return [
-                row if is_there else None for row, is_there in zip(rows, series.is_not_null(), strict=True)
+                {name: values[place] for name, values in fields.items()} if is_there else None
+                for place, is_there in enumerate(series.is_not_null())
             ]
         if kind not in ("Datetime", "Date", "Time", "Duration"):
             return list(series.to_list())

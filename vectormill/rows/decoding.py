@@ -362,8 +362,8 @@ class _CellLines:
         yield from map(self._take, b"".join(kept).splitlines(keepends=True))
 
     def _take(self, line: bytes) -> str:
-        self._num_lines += 1
         self._check(len(line))
+        self._num_lines += 1
         self.position += len(line)
         return line.decode("utf-8", "surrogateescape")
 

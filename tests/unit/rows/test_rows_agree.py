@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 from tests.protocol import SPEC
 from vectormill.client.frames import read_items
-from vectormill.domain.errors import InvalidItem, VectormillError
+from vectormill.domain.errors import InvalidItem, SubmissionTooLarge, VectormillError
 from vectormill.files.formats import InputName
 from vectormill.files.ndjson import encode_line
 from vectormill.jobs.chunk import TokenEstimate
@@ -99,6 +99,14 @@ def test_the_cells_of_any_text_are_those_of_the_csv_module(
         lambda: flatten(read_lines_of(format)(divide(content, size), COLUMNS.find, "here")), InvalidItem
     )
     assert ours == try_to(lambda: read_by_csv(content, delimiter), csv.Error)
+
+
+@given(block_sizes, st.integers(0, 3), st.sampled_from(["csv", "jsonl"]))
+def test_a_row_that_is_too_long_is_named_by_its_line(size: int, num_before: int, format: str) -> None:
+    row, header = (b"a,b,c\n", b"text,key,page\n") if format == "csv" else (b'{"text": "a"}\n', b"\n")
+    content = header + row * num_before + row.replace(b"a", b"a" * 50)
+    with pytest.raises(SubmissionTooLarge, match=f"here, line {num_before + 2}: more than 40 bytes"):
+        list(read_lines_of(format)(divide(content, size), Columns(), "here", 40))
 
 
 def read_by_json(content: bytes) -> Rows:
@@ -282,6 +290,7 @@ def test_moments_that_python_cannot_hold_are_spelled_too() -> None:
     for column, written in [
         (pl.Series([1], dtype=pl.Int64).cast(pl.Datetime("ns", "UTC")), b'"1970-01-01T00:00:00.000000001Z"'),
         (late.to_frame("a").to_struct("page"), b'{"a":"+36536598-01-28T21:54:06.976000"}'),
+        (pl.Series([{}], dtype=pl.Struct([])), b"{}"),
         (late.implode(), b'["+36536598-01-28T21:54:06.976000"]'),
     ]:
         (sent,) = read_items(pl.DataFrame({"text": ["x"], "page": column}), Columns(metadata=("page",)))
