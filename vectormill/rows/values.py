@@ -22,6 +22,7 @@ A fraction of a second has six digits, or nine if it needs them. The table needs
 the same with and without them.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
@@ -242,8 +243,10 @@ def encode_fitting_metadata(metadata: Any) -> tuple[bytes, str | None]:
         return encode_metadata(metadata), None
     except ValueError as error:
         reason = str(error)
-    with suppress(msgspec.MsgspecError, UnicodeError, RecursionError, TypeError):
-        metadata = metadata if isinstance(metadata, Mapping) else _OBJECT_DECODER.decode(metadata)
+    if isinstance(metadata, bytes | bytearray | memoryview):
+        metadata = bytes(metadata).decode("utf-8", "surrogateescape")
+    with suppress(ValueError, RecursionError):
+        metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
     if not isinstance(metadata, Mapping):
         return b"", reason
     kept = {}

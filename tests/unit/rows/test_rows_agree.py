@@ -349,7 +349,8 @@ def test_rows_of_python_have_the_rules_of_files(tmp_path: Path) -> None:
                 list(read_items([rows[0], strange], columns))
         for metadata, kept in [
             *[(each, None) for each in (pd.NA, math.nan, pd.NaT, "", 5, False, [1], np.array([1, 2]), pd.Series([1]))],
-            ('{"a": 1}', {"a": 1}), ({1: "a", None: "b", "c": "d"}, {"1": "a", "null": "b", "c": "d"}),
+            ('{"a": 1}', {"a": 1}), ('{"a": 1e999, "b": "\\ud800", "c": NaN, "d": 1}', {"a": None, "c": None, "d": 1}),
+            (b'{"a": "caf\xe9", "b": 1}', {"b": 1}), ({1: "a", None: "b", "c": "d"}, {"1": "a", "null": "b", "c": "d"}),
         ]:  # fmt: skip
             items = read_items([{"key": "a", "text": "x", "metadata": metadata}] * 2, columns)
             assert [msgspec.json.decode(encode_line(item)).get("metadata") for item in items] == [kept] * 2
