@@ -16,6 +16,7 @@ from vectormill.rows.values import (
     join_pairs,
     shorten,
     spell_key,
+    spell_text,
 )
 
 # The number of complaints that are kept as examples.
@@ -93,10 +94,12 @@ class Assembler:
         names: Sequence[Any] = keys
         if set(map(type, keys)) != {str}:
             names = [self._read_key(key, number) for key, number in zip(keys, numbers, strict=True)]
-        encoded = self._encode_texts(texts, names)
+        encoded = encode_texts(texts)
+        if not all(encoded):
+            self._count_missing(texts, names)
         if pairs is not None:
             encoded = join_pairs(encoded, pairs)
-            self._count_missing([pair is not None for pair in pairs], names)
+            self._count_missing(pairs, names)
         items = Items(names, encoded, self._encode_all(metadata, names))
         if not are_sound_keys(names, self._max_key_bytes):
             sound = [place for place, name in enumerate(names) if self._is_sound(name, numbers[place])]
@@ -122,15 +125,9 @@ class Assembler:
         )
         return False
 
-    def _encode_texts(self, texts: Sequence[Any], names: Sequence[str]) -> list[bytes]:
-        encoded = encode_texts(texts)
-        if not all(encoded):
-            self._count_missing(list(map(bool, encoded)), names)
-        return encoded
-
-    def _count_missing(self, are_there: Sequence[bool], names: Sequence[str]) -> None:
-        for is_there, name in zip(are_there, names, strict=True):
-            if not is_there:
+    def _count_missing(self, texts: Sequence[Any], names: Sequence[str]) -> None:
+        for text, name in zip(texts, names, strict=True):
+            if spell_text(text) is None:
                 self.complaints.num_without_text += 1
                 self.complaints.say(f"{self._name}: the row with key {shorten(name)} has no text.")
 

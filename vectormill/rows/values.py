@@ -83,9 +83,11 @@ def make_plain(value: Any) -> Any:  # noqa: C901 - a row of the table each
     if is_missing(value):
         return None
     if isinstance(value, Decimal):
+        if not value.is_finite():
+            return None
         # Readers of JSON refuse a number beyond those of floats, and Postgres one with thousands of decimals.
         fits = value.adjusted() <= MAX_EXPONENT and cast("int", value.as_tuple().exponent) >= -MAX_EXPONENT
-        return (value if fits else str(value)) if value.is_finite() else None
+        return value if fits else str(value)
     if isinstance(value, datetime):
         return spell_moment(value)
     if isinstance(value, date | time):

@@ -21,6 +21,7 @@ from vectormill.jobs.item import Items
 from vectormill.objects.manifest import read_manifest
 from vectormill.objects.reading import read_parts
 from vectormill.rows.columns import Columns
+from vectormill.rows.values import encode_fitting_metadata
 from vectormill.sources.files import open_bytes, open_store
 from vectormill.sources.reader import Complaints, SourceAssembler, SourcePlace
 from vectormill.sources.source import SqlOptions, hide_queries
@@ -245,11 +246,10 @@ def make_rows(
         raise InvalidOption(
             "A row has a key that no collection can have (empty, too long, or with NUL): leave it out."
         )
-    if assembler.complaints.num_without_metadata:
-        raise InvalidOption(
-            f"{assembler.complaints.examples[-1]} Metadata must be JSON that can be stored (without NUL, at most 100 "
-            "levels deep): mend it, or leave the row out."
-        )
+    for key, described in zip(items.keys, metadata or (), strict=False):
+        reason = encode_fitting_metadata(described)[1] if assembler.complaints.num_without_metadata else None
+        if described and reason:
+            raise InvalidOption(f"The metadata of the row {key!r} {reason}: mend it, or leave the row out.")
     given = taken[columns.content_hash] if columns.content_hash else [None] * len(keys)
     if any(
         known is not None and (not isinstance(known, bytes) or len(known) not in (0, 16)) for known in given

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.commands import run
+from vectormill.up import UpOptions
 
 ELSEWHERE = ["0.0.0.0", "::", "192.0.2.7", "mill.example.org"]
 
@@ -48,8 +49,8 @@ def test_with_a_password_flower_is_opened_and_asks_for_it(
 def test_the_host_of_up_is_the_api_s_and_not_flower_s(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, str]] = []
 
-    def run_up(options: object) -> int:
-        ran.append((options.api_host, options.flower_host))  # type: ignore[attr-defined]
+    def run_up(options: UpOptions) -> int:
+        ran.append((options.settings.api_host, options.settings.flower_host))
         return 0
 
     monkeypatch.setattr("vectormill.up.run_up", run_up)

@@ -448,6 +448,7 @@ def test_a_text_is_what_the_table_says_and_never_a_representation_of_python() ->
         pd.NaT,
         pd.NA,
         Decimal("sNaN"),
+        Decimal("-Infinity"),
         np.datetime64("NaT"),
         pa.scalar(None),
         DEEP,
@@ -456,7 +457,7 @@ def test_a_text_is_what_the_table_says_and_never_a_representation_of_python() ->
     assert [item["text"] for item in items] == [
         "1", "1.5", "true", "2026-01-02", "1.50", "[1,null]", '{"a":{"b":1}}', "PT0.000000001S", "P5D",
         "2026-01-02T03:04:05.123000", "[[1],[2]]", '["2026-01-02T03:04:05"]', "[1.5,null]", "[]", "7",
-        '{"[1]":4,"a":1,"null":2,"true":3}', "1E+400", *[""] * 8
+        '{"[1]":4,"a":1,"null":2,"true":3}', "1E+400", *[""] * 9
     ]  # fmt: skip
 
 
