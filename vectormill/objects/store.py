@@ -8,6 +8,7 @@ on. They are never sent to the API and never stored.
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import lt
@@ -92,14 +93,13 @@ def open_store(scheme: str, bucket: str) -> Any:
     return from_url(f"{scheme}://{bucket}", **STORE_OPTIONS)
 
 
-def _locate(url: str) -> tuple[Any, str]:
-    """Return the store of a URL made by `normalize`, and the path of the object in it."""
+@contextmanager
+def _located(url: str) -> Iterator[tuple[Any, str]]:
+    """Yield the store of a URL made by `normalize`, and the path in it; errors of obstore become those of here."""
     scheme, _, path = url.partition("://")
-    if scheme == "file":
-        return open_store(scheme, ""), path.lstrip("/")
-    bucket, _, name = path.partition("/")
+    bucket, _, name = ("", "", path.lstrip("/")) if scheme == "file" else path.partition("/")
     try:
-        return open_store(scheme, bucket), name
+        yield open_store(scheme, bucket), name
     except Exception as error:
         raise _translate(url, error) from error
 
@@ -193,14 +193,10 @@ def _list_by_folder(
     import obstore
 
     keep()
-    store, path = _locate(folder)
+    listed: Any = {"objects": (), "common_prefixes": ()}
+    with _located(folder) as (store, path), suppress(FileNotFoundError):
+        listed = obstore.list_with_delimiter(store, path or None)
     root = folder.removesuffix(path) if path else f"{folder}/"
-    try:
-        listed: Any = obstore.list_with_delimiter(store, path or None)
-    except FileNotFoundError:
-        return
-    except Exception as error:
-        raise _translate(folder, error) from error
     found = {root + each["path"]: each for each in listed["objects"]}
     for name in sorted([*found, *(f"{root}{prefix.rstrip('/')}/" for prefix in listed["common_prefixes"])]):
         if name in found:
@@ -219,27 +215,19 @@ def _list_pages(folder: str, offset: str | None = None) -> Iterator[list[StoredO
     """Yield the objects below a folder whose paths come behind `offset`, some at a time."""
     import obstore
 
-    store, path = _locate(folder)
-    root = folder.removesuffix(path) if path else f"{folder}/"
-    try:
+    with _located(folder) as (store, path), suppress(FileNotFoundError):
+        root = folder.removesuffix(path) if path else f"{folder}/"
         pages: Iterable[Any] = obstore.list(store, path or None, offset=offset, chunk_size=LISTED_AT_ONCE)
         for page in pages:
             yield [_describe(root + each["path"], each) for each in page]
-    except FileNotFoundError:
-        return
-    except Exception as error:
-        raise _translate(folder, error) from error
 
 
 def describe_object(url: str) -> StoredObject:
     """Return the present state of an object. Raise ObjectChanged if it does not exist."""
     import obstore
 
-    store, path = _locate(url)
-    try:
+    with _located(url) as (store, path):
         return _describe(url, obstore.head(store, path))
-    except Exception as error:
-        raise _translate(url, error) from error
 
 
 def _describe(url: str, meta: Any) -> StoredObject:
@@ -256,23 +244,17 @@ def read_range(url: str, tag: str, start: int, end: int) -> bytes:
 
     if start >= end:
         return b""
-    store, path = _locate(url)
-    try:
+    with _located(url) as (store, path):
         return bytes(obstore.get(store, path, options={"range": (start, end), "if_match": tag}).bytes())
-    except Exception as error:
-        raise _translate(url, error) from error
 
 
 def read_stream(url: str, tag: str, part_bytes: int) -> Iterator[bytes]:
     """Yield the content of an object in parts of about `part_bytes`. Raise ObjectChanged if its tag is another one."""
     import obstore
 
-    store, path = _locate(url)
-    try:
+    with _located(url) as (store, path):
         for part in obstore.get(store, path, options={"if_match": tag}).stream(min_chunk_size=part_bytes):
             yield bytes(part)
-    except Exception as error:
-        raise _translate(url, error) from error
 
 
 class ObjectFile(io.RawIOBase):
@@ -314,13 +296,11 @@ def write_object(url: str, content: "Buffer", *, only_new: bool = False) -> bool
     import obstore
     from obstore.exceptions import AlreadyExistsError
 
-    store, path = _locate(url)
-    try:
-        obstore.put(store, path, content, mode="create" if only_new else "overwrite")
-    except AlreadyExistsError:
-        return False
-    except Exception as error:
-        raise _translate(url, error) from error
+    with _located(url) as (store, path):
+        try:
+            obstore.put(store, path, content, mode="create" if only_new else "overwrite")
+        except AlreadyExistsError:
+            return False
     return True
 
 
@@ -328,10 +308,5 @@ def delete_object(url: str) -> None:
     """Delete an object; do nothing if it does not exist."""
     import obstore
 
-    store, path = _locate(url)
-    try:
+    with _located(url) as (store, path), suppress(FileNotFoundError):
         obstore.delete(store, path)
-    except FileNotFoundError:
-        return
-    except Exception as error:
-        raise _translate(url, error) from error
