@@ -23,7 +23,6 @@ from vectormill.rows.values import encode_fitting_metadata, is_plain
 
 if TYPE_CHECKING:
     import numpy as np
-    import pandas
     import polars
     import pyarrow
 
@@ -292,10 +291,6 @@ def make_matrix(table: "pyarrow.Table") -> Matrix:
     column = table["embedding"].combine_chunks()
     width = column.type.list_size
     return Matrix(keys, column.flatten().to_numpy(zero_copy_only=False).reshape(len(keys), width))
-
-
-def make_pandas(table: "pyarrow.Table") -> "pandas.DataFrame":
-    return table.to_pandas()
 
 
 def make_polars(table: "pyarrow.Table") -> "polars.DataFrame":

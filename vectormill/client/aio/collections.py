@@ -59,7 +59,7 @@ class CollectionCalls(ExportTransport):
 
     def collections(self) -> AsyncIterator[CollectionBody]:
         """Yield all collections by name, page by page."""
-        return self.pages(CollectionBody, operations.LIST.path, {})
+        return self.pages(CollectionBody, operations.LIST)
 
     async def collection(self, name: str, *, exact: bool = False) -> CollectionDetail:
         """Return a collection with all its details; `exact` counts its rows, which reads every row."""

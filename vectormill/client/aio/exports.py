@@ -15,12 +15,7 @@ import msgspec
 
 from vectormill.client.aio import flow
 from vectormill.client.aio.transport import Transport
-from vectormill.client.frames import (
-    Matrix,
-    make_matrix,
-    make_pandas,
-    make_polars,
-)
+from vectormill.client.frames import Matrix, make_matrix, make_polars
 from vectormill.client.requests import given
 from vectormill.extras import require
 from vectormill.files.outputs import open_replacement
@@ -106,10 +101,7 @@ class ExportTransport(Transport):
                 return await self._write_parts(export, file)
             except ApiUnreachable as error:
                 is_hopeless = not export.answered or isinstance(error.__cause__, ApiError)
-                pause = None if is_hopeless else pauses.before_next(error)
-                if pause is None:
-                    raise
-            await self.pause_for(pause)
+                await self.pause_after(error, None if is_hopeless else pauses)
             file.seek(start)
             file.truncate()
 
@@ -168,7 +160,7 @@ class AsyncResults(AsyncIterator[Row], Generic[Row]):
     async def to_pandas(self) -> "pandas.DataFrame":
         """Return a DataFrame with one row a key; an embedding is a NumPy array."""
         require("pandas", extra="dataframes")
-        return make_pandas(await self.to_arrow())
+        return (await self.to_arrow()).to_pandas()
 
     async def to_polars(self) -> "polars.DataFrame":
         """Return a DataFrame with one row a key; an embedding is an Array of fixed width."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Ma
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Unpack
+from typing import Any, BinaryIO, Final, Unpack, cast
 
 from vectormill.client.aio import flow
 from vectormill.client.aio.exports import AsyncResults, Export, ExportTransport
@@ -28,7 +28,6 @@ from vectormill.jobs.bodies import (
 )
 from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.moments import format_moment
-from vectormill.operation import Answer
 from vectormill.problems import ApiError, ApiUnreachable
 from vectormill.quotes import operations as quote_operations
 from vectormill.quotes.bodies import QuoteBody
@@ -108,25 +107,22 @@ class JobCalls(ExportTransport):
             **options,
         }
         columns, headers = choose_columns(text, key, pair, metadata), make_key_header(idempotency_key)
-        job = await self._send(JobBody, items, columns, parameters, headers, gzip=gzip)
+        job: JobBody = await self._send(items, columns, parameters, headers, gzip=gzip)
         return await self.wait(job["id"], progress=True) if progress else job
 
     async def _send(
         self,
-        answer: type[Answer],
         items: AsyncIterable[Any] | Iterable[Any],
         columns: Columns | None,
         parameters: Mapping[str, Any],
         headers: Mapping[str, str],
         *,
         gzip: bool,
-    ) -> Answer:
+    ) -> Any:
         """Stream the items as NDJSON and return the answer."""
         sent = flow.prepare_items(items, columns)
-        return await self.call(
-            answer,
-            operations.SUBMIT.method,
-            operations.SUBMIT.path,
+        return await self.ask(
+            operations.SUBMIT,
             params=given(parameters),
             headers=NDJSON_HEADERS | dict(headers) | ({"Content-Encoding": "gzip"} if gzip else {}),
             make_body=lambda: flow.encode_body(sent, gzip=gzip),
@@ -156,7 +152,7 @@ class JobCalls(ExportTransport):
             "model": model, "collection": collection, "priority": priority, "dry_run": "true", **options,
         }  # fmt: skip
         columns = choose_columns(text, key, pair, metadata)
-        return await self._send(QuoteBody, items, columns, parameters, {}, gzip=gzip)
+        return cast(QuoteBody, await self._send(items, columns, parameters, {}, gzip=gzip))
 
     async def submit_objects(
         self,
@@ -201,7 +197,7 @@ class JobCalls(ExportTransport):
             }
         )
         job = await self.ask(
-            operations.SUBMIT, json=body, headers=make_key_header(idempotency_key), timeout=self.long_timeout
+            operations.SUBMIT, body=body, headers=make_key_header(idempotency_key), timeout=self.long_timeout
         )
         return await self.wait(job["id"], progress=True) if progress else job
 
@@ -226,8 +222,8 @@ class JobCalls(ExportTransport):
             "input": wanted, "model": model, "collection": collection, "priority": priority,
             "options": given(options), "dry_run": True,
         }  # fmt: skip
-        method, path = operations.SUBMIT.method, operations.SUBMIT.path
-        return await self.call(QuoteBody, method, path, json=given(body), timeout=self.long_timeout)
+        quote: Any = await self.ask(operations.SUBMIT, body=given(body), timeout=self.long_timeout)
+        return cast(QuoteBody, quote)
 
     async def quote_source(
         self,
@@ -265,7 +261,7 @@ class JobCalls(ExportTransport):
         None selects by none of these. Both times must have a time zone.
         """
         days = {"since": format_moment(since), "until": format_moment(until)}
-        return self.pages(JobBody, operations.LIST.path, {"state": state, "collection": collection, **days})
+        return self.pages(JobBody, operations.LIST, state=state, collection=collection, **days)
 
     async def wait(
         self,
@@ -311,10 +307,7 @@ class JobCalls(ExportTransport):
             except (ApiError, ApiUnreachable) as error:
                 lost = error
             if last is None or last["state"] not in TERMINAL_JOB_STATES:
-                pause = pauses.before_next(lost) if self._has_answered else None
-                if pause is None:
-                    raise lost
-                await self.pause_for(pause)
+                await self.pause_after(lost, pauses if self._has_answered else None)
 
     async def cancel(self, job_id: str) -> JobBody:
         """Cancel the job; results committed before that stay."""
@@ -342,15 +335,15 @@ class JobCalls(ExportTransport):
 
     def errors(self, job_id: str) -> AsyncIterator[ItemErrorBody]:
         """Yield every failed item of a job as `{"key", "code", "detail"}`, page by page."""
-        return self.pages(ItemErrorBody, fill_path(operations.LIST_ERRORS.path, job_id), {})
+        return self.pages(ItemErrorBody, operations.LIST_ERRORS, job_id)
 
     def suspects(self) -> AsyncIterator[SuspectChunkBody]:
         """Yield the chunks of all jobs that a faulty worker computed and that cannot be encoded again, page by page."""
-        return self.pages(SuspectChunkBody, operations.LIST_SUSPECT.path, {})
+        return self.pages(SuspectChunkBody, operations.LIST_SUSPECT)
 
     def truncated(self, job_id: str) -> AsyncIterator[TruncatedItemBody]:
         """Yield every item of a job whose text was truncated, as `{"key"}`, page by page."""
-        return self.pages(TruncatedItemBody, fill_path(operations.LIST_TRUNCATED.path, job_id), {})
+        return self.pages(TruncatedItemBody, operations.LIST_TRUNCATED, job_id)
 
     async def export(
         self, job_id: str, target: str | Path | BinaryIO, format: str = "ndjson", *, partial: bool = False

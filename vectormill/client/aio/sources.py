@@ -1,11 +1,11 @@
 """Calls for sources of collections, runs and schedules."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from vectormill.client.aio import flow
 from vectormill.client.aio.transport import Transport
-from vectormill.client.requests import NDJSON_HEADERS, Json, fill_path, given, make_key_header
+from vectormill.client.requests import NDJSON_HEADERS, Json, given, make_key_header
 from vectormill.domain.encoding import OptionArguments
 from vectormill.files.ndjson import ItemJson
 from vectormill.quotes.bodies import QuoteBody
@@ -141,12 +141,9 @@ class RunCalls(Transport):
         self, collection: str, *, model: str | None = None, **options: Unpack[OptionArguments]
     ) -> QuoteBody:
         """Return what `reindex` would take, from a sample of the source. Unchanged rows are not encoded again."""
-        wishes = given({"model": model, **options})
-        path = fill_path(run_operations.START.path, collection)
-        body = {"options": wishes, "dry_run": True}
-        return await self.call(
-            QuoteBody, run_operations.START.method, path, json=body, timeout=self.long_timeout
-        )
+        body = {"options": given({"model": model, **options}), "dry_run": True}
+        quote: Any = await self.ask(run_operations.START, collection, body=body, timeout=self.long_timeout)
+        return cast(QuoteBody, quote)
 
     async def start_run(
         self, collection: str, kind: str, options: Json | None = None, *, idempotency_key: str | None = None
@@ -163,12 +160,9 @@ class RunCalls(Transport):
 
     def runs(self, collection: str | None = None) -> AsyncIterator[RunBody]:
         """Yield the runs of one collection, or of all, newest first, page by page."""
-        here = (
-            run_operations.LIST.path
-            if collection is None
-            else fill_path(run_operations.LIST_OF.path, collection)
-        )
-        return self.pages(RunBody, here, {})
+        if collection is None:
+            return self.pages(RunBody, run_operations.LIST)
+        return self.pages(RunBody, run_operations.LIST_OF, collection)
 
     async def wait_run(
         self,
@@ -220,7 +214,7 @@ class ScheduleCalls(Transport):
 
     def schedules(self) -> AsyncIterator[ScheduleBody]:
         """Yield every schedule, oldest first, page by page."""
-        return self.pages(ScheduleBody, schedule_operations.LIST.path, {})
+        return self.pages(ScheduleBody, schedule_operations.LIST)
 
     async def schedule(self, name: str) -> ScheduleBody:
         """Return the schedule with this name."""
@@ -251,4 +245,4 @@ class ScheduleCalls(Transport):
 
     def schedule_runs(self, name: str) -> AsyncIterator[ScheduledRunBody]:
         """Yield every run of a schedule, newest first, page by page; skipped ones have their reason."""
-        return self.pages(ScheduledRunBody, fill_path(schedule_operations.HISTORY.path, name), {})
+        return self.pages(ScheduledRunBody, schedule_operations.HISTORY, name)

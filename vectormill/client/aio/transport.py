@@ -15,6 +15,7 @@ from vectormill.client.requests import (
     DEFAULT_URL,
     JSON_HEADERS,
     LONG_SILENCE_SECONDS,
+    Pauses,
     Retries,
     describe_connection,
     explain,
@@ -72,64 +73,46 @@ class Transport:
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def call(
+    async def ask(
         self,
-        answer: type[Answer],
-        method: str,
-        path: str,
-        *,
-        is_repeatable: bool = True,
+        operation: Operation[Answer],
+        *places: object,
+        body: msgspec.Struct | Mapping[str, Any] | None = None,
         make_body: Callable[[], Any] | None = None,
+        is_repeatable: bool | None = None,
         **request: Any,
     ) -> Answer:
-        """Send a request and return the API's answer as `answer`.
+        """Call an operation and return its answer.
 
-        The body is `json`, or else what `make_body` returns. Raise InvalidOption for a value that JSON cannot
-        express.
+        `places` fill the placeholders of its path, in their order. The body is `body` as JSON, or else what `make_body`
+        returns. Raise InvalidOption for a value that JSON cannot express.
         """
-        if "json" in request:
-            body = write_json(request.pop("json"))
-            make_body = lambda: body  # noqa: E731
+        if body is not None:
+            written = write_json(msgspec.to_builtins(body) if isinstance(body, msgspec.Struct) else body)
+            make_body = lambda: written  # noqa: E731
             request["headers"] = JSON_HEADERS | dict(request.get("headers", {}))
+        if operation.is_confirmed:
+            request["headers"] = {CONFIRMATION: quote_segment(places[-1])}
+        if is_repeatable is None:
+            is_repeatable = operation.is_repeatable
+        path = fill_path(operation.path, *places)
         pauses = self.retries.begin()
         while True:
             content = {} if make_body is None else {"content": make_body()}
             try:
-                async with self.answered(method, path, **request, **content) as response:
+                async with self.answered(operation.method, path, **request, **content) as response:
                     await response.aread()
                     said: Answer = {} if response.status_code == NO_CONTENT else response.json()
                     return said
             except (ApiError, ApiUnreachable) as error:
                 is_hopeful = self._has_answered or isinstance(error, ApiError)
-                pause = pauses.before_next(error) if is_repeatable and is_hopeful else None
-                if pause is None:
-                    raise
+                await self.pause_after(error, pauses if is_repeatable and is_hopeful else None)
             except (UnicodeEncodeError, httpx.InvalidURL) as error:
                 raise InvalidOption(f"The request cannot be written as a URL: {error}.") from error
             except ValueError as error:
                 raise ApiUnreachable(
                     f"{self.base_url} did not answer with JSON. Is it a Vectormill API?"
                 ) from error
-            await self.pause_for(pause)
-
-    async def ask(
-        self,
-        operation: Operation[Answer],
-        *places: object,
-        body: msgspec.Struct | Mapping[str, Any] | None = None,
-        **request: Any,
-    ) -> Answer:
-        """Call an operation and return its answer.
-
-        `places` fill the placeholders of its path, in their order.
-        """
-        if body is not None:
-            request["json"] = msgspec.to_builtins(body) if isinstance(body, msgspec.Struct) else body
-        if operation.is_confirmed:
-            request["headers"] = {CONFIRMATION: quote_segment(places[-1])}
-        request.setdefault("is_repeatable", operation.is_repeatable)
-        path = fill_path(operation.path, *places)
-        return await self.call(operation.answer, operation.method, path, **request)
 
     async def _poll(
         self,
@@ -156,12 +139,12 @@ class Transport:
             await self.pause_for(poll_seconds)
 
     async def pages(
-        self, record: type[Answer], path: str, parameters: Mapping[str, Any]
+        self, record: type[Answer], operation: Operation[Any], *places: object, **parameters: Any
     ) -> AsyncIterator[Answer]:
         """Yield every record of a list, page by page."""
         cursor: str | None = None
         while True:
-            page = await self.call(dict[str, Any], "GET", path, params=given({**parameters, "after": cursor}))
+            page = await self.ask(operation, *places, params=given({**parameters, "after": cursor}))
             for each in page["data"]:
                 yield each
             cursor = page.get("next")
@@ -183,14 +166,18 @@ class Transport:
                         after, pauses = find_last_key(whole), self.retries.begin()
                         yield whole + newline
             except (ApiError, ApiUnreachable) as error:
-                pause = pauses.before_next(error) if self._has_answered else None
-                if pause is None:
-                    raise
+                await self.pause_after(error, pauses if self._has_answered else None)
             else:
                 if rest:
                     yield rest
                 return
-            await self.pause_for(pause)
+
+    async def pause_after(self, error: ApiError | ApiUnreachable, pauses: Pauses | None) -> None:
+        """Wait until a request that failed so is to be sent again. Raise the error if it is not."""
+        pause = None if pauses is None else pauses.before_next(error)
+        if pause is None:
+            raise error
+        await self.pause_for(pause)
 
     @asynccontextmanager
     async def answered(self, method: str, path: str, **request: Any) -> AsyncIterator[httpx.Response]:

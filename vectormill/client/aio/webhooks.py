@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 
 from vectormill.client.aio.transport import Transport
-from vectormill.client.requests import fill_path, make_key_header
+from vectormill.client.requests import make_key_header
 from vectormill.webhooks import operations
 from vectormill.webhooks.bodies import (
     DeliveryBody,
@@ -38,7 +38,7 @@ class WebhookCalls(Transport):
 
     def webhooks(self) -> AsyncIterator[WebhookBody]:
         """Yield every webhook, oldest first, page by page."""
-        return self.pages(WebhookBody, operations.LIST.path, {})
+        return self.pages(WebhookBody, operations.LIST)
 
     async def webhook(self, webhook_id: int) -> WebhookBody:
         """Return the webhook with this id."""
@@ -82,9 +82,7 @@ class WebhookCalls(Transport):
 
         `state` is pending, delivered or failed.
         """
-        return self.pages(
-            DeliveryBody, fill_path(operations.LIST_DELIVERIES.path, webhook_id), {"state": state}
-        )
+        return self.pages(DeliveryBody, operations.LIST_DELIVERIES, webhook_id, state=state)
 
     async def webhook_delivery(self, webhook_id: int, delivery_id: int) -> DeliveryBody:
         """Return one delivery of a webhook."""

@@ -60,7 +60,7 @@ class CollectionCalls(ExportTransport):
 
     def collections(self) -> Iterator[CollectionBody]:
         """Yield all collections by name, page by page."""
-        return self.pages(CollectionBody, operations.LIST.path, {})
+        return self.pages(CollectionBody, operations.LIST)
 
     def collection(self, name: str, *, exact: bool = False) -> CollectionDetail:
         """Return a collection with all its details; `exact` counts its rows, which reads every row."""

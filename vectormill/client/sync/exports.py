@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Self, TypeVar
 
 import msgspec
 
-from vectormill.client.frames import (
-    Matrix,
-    make_matrix,
-    make_pandas,
-    make_polars,
-)
+from vectormill.client.frames import Matrix, make_matrix, make_polars
 from vectormill.client.requests import given
 from vectormill.client.sync import flow
 from vectormill.client.sync.transport import Transport
@@ -107,10 +102,7 @@ class ExportTransport(Transport):
                 return self._write_parts(export, file)
             except ApiUnreachable as error:
                 is_hopeless = not export.answered or isinstance(error.__cause__, ApiError)
-                pause = None if is_hopeless else pauses.before_next(error)
-                if pause is None:
-                    raise
-            self.pause_for(pause)
+                self.pause_after(error, None if is_hopeless else pauses)
             file.seek(start)
             file.truncate()
 
@@ -169,7 +161,7 @@ class Results(Iterator[Row], Generic[Row]):
     def to_pandas(self) -> "pandas.DataFrame":
         """Return a DataFrame with one row a key; an embedding is a NumPy array."""
         require("pandas", extra="dataframes")
-        return make_pandas(self.to_arrow())
+        return (self.to_arrow()).to_pandas()
 
     def to_polars(self) -> "polars.DataFrame":
         """Return a DataFrame with one row a key; an embedding is an Array of fixed width."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Unpack
+from typing import Any, BinaryIO, Final, Unpack, cast
 
 from vectormill.client.answers import EventReader
 from vectormill.client.frames import choose_columns
@@ -29,7 +29,6 @@ from vectormill.jobs.bodies import (
 )
 from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.moments import format_moment
-from vectormill.operation import Answer
 from vectormill.problems import ApiError, ApiUnreachable
 from vectormill.quotes import operations as quote_operations
 from vectormill.quotes.bodies import QuoteBody
@@ -109,25 +108,22 @@ class JobCalls(ExportTransport):
             **options,
         }
         columns, headers = choose_columns(text, key, pair, metadata), make_key_header(idempotency_key)
-        job = self._send(JobBody, items, columns, parameters, headers, gzip=gzip)
+        job: JobBody = self._send(items, columns, parameters, headers, gzip=gzip)
         return self.wait(job["id"], progress=True) if progress else job
 
     def _send(
         self,
-        answer: type[Answer],
         items: Iterable[Any],
         columns: Columns | None,
         parameters: Mapping[str, Any],
         headers: Mapping[str, str],
         *,
         gzip: bool,
-    ) -> Answer:
+    ) -> Any:
         """Stream the items as NDJSON and return the answer."""
         sent = flow.prepare_items(items, columns)
-        return self.call(
-            answer,
-            operations.SUBMIT.method,
-            operations.SUBMIT.path,
+        return self.ask(
+            operations.SUBMIT,
             params=given(parameters),
             headers=NDJSON_HEADERS | dict(headers) | ({"Content-Encoding": "gzip"} if gzip else {}),
             make_body=lambda: flow.encode_body(sent, gzip=gzip),
@@ -157,7 +153,7 @@ class JobCalls(ExportTransport):
             "model": model, "collection": collection, "priority": priority, "dry_run": "true", **options,
         }  # fmt: skip
         columns = choose_columns(text, key, pair, metadata)
-        return self._send(QuoteBody, items, columns, parameters, {}, gzip=gzip)
+        return cast(QuoteBody, self._send(items, columns, parameters, {}, gzip=gzip))
 
     def submit_objects(
         self,
@@ -202,7 +198,7 @@ class JobCalls(ExportTransport):
             }
         )
         job = self.ask(
-            operations.SUBMIT, json=body, headers=make_key_header(idempotency_key), timeout=self.long_timeout
+            operations.SUBMIT, body=body, headers=make_key_header(idempotency_key), timeout=self.long_timeout
         )
         return self.wait(job["id"], progress=True) if progress else job
 
@@ -227,8 +223,8 @@ class JobCalls(ExportTransport):
             "input": wanted, "model": model, "collection": collection, "priority": priority,
             "options": given(options), "dry_run": True,
         }  # fmt: skip
-        method, path = operations.SUBMIT.method, operations.SUBMIT.path
-        return self.call(QuoteBody, method, path, json=given(body), timeout=self.long_timeout)
+        quote: Any = self.ask(operations.SUBMIT, body=given(body), timeout=self.long_timeout)
+        return cast(QuoteBody, quote)
 
     def quote_source(
         self,
@@ -266,7 +262,7 @@ class JobCalls(ExportTransport):
         None selects by none of these. Both times must have a time zone.
         """
         days = {"since": format_moment(since), "until": format_moment(until)}
-        return self.pages(JobBody, operations.LIST.path, {"state": state, "collection": collection, **days})
+        return self.pages(JobBody, operations.LIST, state=state, collection=collection, **days)
 
     def wait(
         self,
@@ -312,10 +308,7 @@ class JobCalls(ExportTransport):
             except (ApiError, ApiUnreachable) as error:
                 lost = error
             if last is None or last["state"] not in TERMINAL_JOB_STATES:
-                pause = pauses.before_next(lost) if self._has_answered else None
-                if pause is None:
-                    raise lost
-                self.pause_for(pause)
+                self.pause_after(lost, pauses if self._has_answered else None)
 
     def cancel(self, job_id: str) -> JobBody:
         """Cancel the job; results committed before that stay."""
@@ -343,15 +336,15 @@ class JobCalls(ExportTransport):
 
     def errors(self, job_id: str) -> Iterator[ItemErrorBody]:
         """Yield every failed item of a job as `{"key", "code", "detail"}`, page by page."""
-        return self.pages(ItemErrorBody, fill_path(operations.LIST_ERRORS.path, job_id), {})
+        return self.pages(ItemErrorBody, operations.LIST_ERRORS, job_id)
 
     def suspects(self) -> Iterator[SuspectChunkBody]:
         """Yield the chunks of all jobs that a faulty worker computed and that cannot be encoded again, page by page."""
-        return self.pages(SuspectChunkBody, operations.LIST_SUSPECT.path, {})
+        return self.pages(SuspectChunkBody, operations.LIST_SUSPECT)
 
     def truncated(self, job_id: str) -> Iterator[TruncatedItemBody]:
         """Yield every item of a job whose text was truncated, as `{"key"}`, page by page."""
-        return self.pages(TruncatedItemBody, fill_path(operations.LIST_TRUNCATED.path, job_id), {})
+        return self.pages(TruncatedItemBody, operations.LIST_TRUNCATED, job_id)
 
     def export(
         self, job_id: str, target: str | Path | BinaryIO, format: str = "ndjson", *, partial: bool = False

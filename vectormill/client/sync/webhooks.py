@@ -4,7 +4,7 @@
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from vectormill.client.requests import fill_path, make_key_header
+from vectormill.client.requests import make_key_header
 from vectormill.client.sync.transport import Transport
 from vectormill.webhooks import operations
 from vectormill.webhooks.bodies import (
@@ -39,7 +39,7 @@ class WebhookCalls(Transport):
 
     def webhooks(self) -> Iterator[WebhookBody]:
         """Yield every webhook, oldest first, page by page."""
-        return self.pages(WebhookBody, operations.LIST.path, {})
+        return self.pages(WebhookBody, operations.LIST)
 
     def webhook(self, webhook_id: int) -> WebhookBody:
         """Return the webhook with this id."""
@@ -79,9 +79,7 @@ class WebhookCalls(Transport):
 
         `state` is pending, delivered or failed.
         """
-        return self.pages(
-            DeliveryBody, fill_path(operations.LIST_DELIVERIES.path, webhook_id), {"state": state}
-        )
+        return self.pages(DeliveryBody, operations.LIST_DELIVERIES, webhook_id, state=state)
 
     def webhook_delivery(self, webhook_id: int, delivery_id: int) -> DeliveryBody:
         """Return one delivery of a webhook."""
