@@ -17,11 +17,11 @@ from api.app import ApiServer, create_app
 from api.door.hosts import parse_trusted_proxies
 from api.limits.gates import Gates
 from api.limits.patience import PatientConfig
-from tests.database import ask, execute
+from tests.database import ask, execute, load_payload
 from tests.protocol import claim, complete, dispatch_all
 from tests.services import connected_engine, migrated_database
 from tests.waiting import repeating
-from vectormill.jobs.chunk import Claim, load_payload
+from vectormill.jobs.chunk import Claim
 from vectormill.jobs.item import find_side_failure
 from vectormill.operation import CONFIRMATION
 from vectormill.settings import Settings

@@ -5,6 +5,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, Executable, Result, text
 
+from vectormill.jobs.chunk import load_blob, open_payload
+from vectormill.jobs.item import Items
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -22,3 +25,9 @@ def execute(engine: Engine, statement: str | Executable, **values: Any) -> Resul
     with engine.begin() as connection:
         result = connection.execute(text(statement) if isinstance(statement, str) else statement, values)
         return result.freeze()() if result.returns_rows else result
+
+
+def load_payload(connection: Connection, chunk_id: int) -> Items:
+    """Return the items of a chunk, as its worker reads them."""
+    blob, places = load_blob(connection, chunk_id)
+    return open_payload(blob, chunk_id, places)

@@ -6,12 +6,12 @@ from unittest.mock import patch
 import numpy as np
 from sqlalchemy import Engine
 
-from tests.database import ask
+from tests.database import ask, load_payload
 from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.protocol import SPEC, claim, dispatch_all, results_of, submit
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.task import VECTOR
-from vectormill.jobs.chunk import ChunkOutcome, Claim, load_payload
+from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import Job
 from vectormill.objects import closing

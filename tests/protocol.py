@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
-from tests.database import ask
+from tests.database import ask, load_payload
 from tests.kinds import VECTORS, numbers_of, record_bytes, representations_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.task import RECORD, REPRESENTATIONS, SCORE
-from vectormill.jobs.chunk import ChunkOutcome, Claim, Dispatch, load_payload
+from vectormill.jobs.chunk import ChunkOutcome, Claim, Dispatch
 from vectormill.jobs.chunks import claim_chunk
 from vectormill.jobs.completion import complete_chunk
 from vectormill.jobs.dispatch import list_demands, mark_queued

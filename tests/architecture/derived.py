@@ -21,11 +21,11 @@ from tests.architecture.facts import (
     find_settings,
 )
 from tests.architecture.sources import ROOT
+from tests.states import ALL_JOB_STATES, CHUNK_STATES
 from vectormill.collections import collection
 from vectormill.domain.encoding import EncodingOptions, RequestedOptions, list_options
 from vectormill.domain.task import EMBED, EXTRACT, JUDGE
 from vectormill.files.formats import INPUT_FORMATS, OUTPUT_FORMATS, describe_inputs
-from vectormill.jobs import chunk, job
 from vectormill.jobs.item import ITEM_ERROR_CODES
 from vectormill.models.embedders import (
     MODULE_PURPOSES,
@@ -392,8 +392,8 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
     *(
         ("docs/STATES.md", keep_rows({state: [] for state in states}, section=heading))
         for heading, states in (
-            ("## Job", job.ALL_JOB_STATES),
-            ("## Chunk", chunk.CHUNK_STATES),
+            ("## Job", ALL_JOB_STATES),
+            ("## Chunk", CHUNK_STATES),
             ("## Generation", collection.GENERATION_STATES),
             ("## Run", run.RUN_STATES),
         )

@@ -19,8 +19,6 @@ PROCESSED: Final = "processed"
 # Clients do not find a file in this state, and its parts are being removed.
 DELETING: Final = "deleting"
 
-REQUEST_FILE_STATES: Final = States((UPLOADING, PROCESSED, DELETING))
-
 # BATCH is the purpose of files that a client uploads, BATCH_OUTPUT of files that a batch makes.
 BATCH: Final = "batch"
 BATCH_OUTPUT: Final = "batch_output"

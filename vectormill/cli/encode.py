@@ -3,9 +3,8 @@
 They use a running service, or start one for the duration of the command.
 """
 
-import contextlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +25,7 @@ from vectormill.cli.jobs import (
 )
 from vectormill.cli.printing import Outcome, tell
 from vectormill.domain.encoding import RequestedOptions
-from vectormill.domain.errors import InvalidOption
+from vectormill.domain.errors import InvalidOption, VectormillError
 from vectormill.domain.task import EMBED, EXTRACT, JUDGE, TASKS, VECTOR, ActivationName
 from vectormill.files.formats import OUTPUT_FORMATS, OutputName, RowsName, describe_outputs
 from vectormill.files.outputs import (
@@ -285,12 +284,10 @@ def _client(service: Service, task: str) -> "Iterator[Client]":
 
 def _watch(client: "Client", job: Job, *, is_patient: bool) -> Job:
     """Wait for the job to end. If interrupted, cancel the job, because nobody would fetch its results."""
-    from vectormill.domain.errors import VectormillError
-
     try:
         return watch_job(client, job, is_patient=is_patient)
     except (KeyboardInterrupt, SystemExit):
-        with contextlib.suppress(VectormillError):
+        with suppress(VectormillError):
             client.cancel(job["id"])
             typer.echo(f"Interrupted: job {job['id']} was cancelled, and nothing was written.", err=True)
         raise

@@ -396,8 +396,7 @@ def summarize_job(job: Job, workers: Sequence[Mapping[str, Any]], model_reason: 
     lines = [
         Fact("items", f"{job['num_items']:,}"),
         Fact("failed", f"{job['num_failed']:,}"),
-        *_long_text_lines(job),
-        *_reuse_lines(job),
+        *_describe_texts(job),
         Fact("tokens", f"{job['num_tokens']:,}"),
         Fact("seconds", f"{seconds:,.1f}", "from the submission to the last commit"),
         Fact("texts/s", f"{job['num_done'] / seconds:,.0f}"),
@@ -413,22 +412,17 @@ def summarize_job(job: Job, workers: Sequence[Mapping[str, Any]], model_reason: 
     return lines + [line for name in told for line in _choices(name, reports)]
 
 
-def _long_text_lines(job: Job) -> list[Fact]:
-    lines = [Fact("truncated", f"{job['truncated_items']:,}", f"longer than {_limit(job)} and cut there")]
-    if job.get("num_passages"):
-        lines.append(
-            Fact("passages", f"{job['num_passages']:,}", f"read from texts longer than {_limit(job)}")
-        )
-    return lines
-
-
-def _reuse_lines(job: Job) -> list[Fact]:
+def _describe_texts(job: Job) -> list[Fact]:
     told = {
-        "reused": "given the vector of an identical text instead of being encoded",
-        "repeated": "replaced by a later text with the same key",
+        "truncated": ("truncated_items", f"longer than {_limit(job)} and cut there"),
+        "passages": ("num_passages", f"read from texts longer than {_limit(job)}"),
+        "reused": ("num_reused", "given the vector of an identical text instead of being encoded"),
+        "repeated": ("num_repeated", "replaced by a later text with the same key"),
     }
     return [
-        Fact(name, f"{job[f'num_{name}']:,}", note) for name, note in told.items() if job.get(f"num_{name}")
+        Fact(name, f"{job[field]:,}", note)
+        for name, (field, note) in told.items()
+        if name == "truncated" or job.get(field)
     ]
 
 

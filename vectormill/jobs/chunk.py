@@ -29,7 +29,6 @@ SPLIT: Final = "split"
 # one, then the final ones.
 UNCLAIMED_CHUNK_STATES: Final = States((PENDING, QUEUED))
 OPEN_CHUNK_STATES: Final = States((*UNCLAIMED_CHUNK_STATES, LEASED))
-CHUNK_STATES: Final = States((*OPEN_CHUNK_STATES, DONE, FAILED, CANCELLED, SPLIT))
 
 # For statements that name a chunk by its id. The planner believes that the index of leased chunks is nearly empty, and
 # would look the id up by reading all of them; of this expression it cannot tell that the index has what is wanted.
@@ -371,12 +370,6 @@ def load_blob(connection: Connection, chunk_id: int) -> tuple[bytes, Sequence[in
     return row.items, row.places
 
 
-def load_payload(connection: Connection, chunk_id: int) -> Items:
-    """Return the items of a chunk. Raise the errors of open_payload."""
-    blob, places = load_blob(connection, chunk_id)
-    return open_payload(blob, chunk_id, places)
-
-
 def open_payload(blob: bytes | None, chunk_id: int, places: Sequence[int] | None = None) -> Items:
     """Return the items of a chunk whose blob was read with its claim.
 
@@ -388,6 +381,27 @@ def open_payload(blob: bytes | None, chunk_id: int, places: Sequence[int] | None
     if is_reference(blob):
         items = replace(items, reference=blob)
     return items if places is None else replace(items, places=places)
+
+
+INSERT_ERRORS: Final = text("""
+    INSERT INTO vectormill.item_errors (job_id, item, chunk_id, key, code, detail)
+    SELECT :job_id, item, chunk_id, key, code, detail
+      FROM unnest(CAST(:items AS bigint[]), CAST(:chunk_ids AS bigint[]), CAST(:keys AS text[]),
+                  CAST(:codes AS text[]), CAST(:details AS text[])) AS failed (item, chunk_id, key, code, detail)
+    ON CONFLICT (job_id, item) DO UPDATE SET code = excluded.code, detail = excluded.detail
+""")
+
+
+def insert_errors(
+    connection: Connection, job_id: UUID, failed: Sequence[tuple[int, int, str, ItemFailure]]
+) -> None:
+    """Record why items of a job failed, each with its position in the job, its chunk and its key."""
+    if failed:
+        items, chunk_ids, keys, failures = map(list, zip(*failed, strict=True))
+        values = {"job_id": job_id, "items": items, "chunk_ids": chunk_ids, "keys": keys}
+        values["codes"] = [failure.code for failure in failures]
+        values["details"] = [failure.detail for failure in failures]
+        connection.execute(INSERT_ERRORS, values)
 
 
 WRITE_PAYLOAD: Final = text("UPDATE vectormill.chunk_payloads SET items = :items WHERE chunk_id = :chunk_id")

@@ -257,12 +257,8 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
     Either half may contain that item, so a loss is recorded for both. Runs in the caller's transaction. Raise
     LeaseLost if the lease was lost. A chunk of one item is not split: fail it with a reason instead.
     """
-    if (
-        connection.execute(
-            END_PARENT, {"chunk_id": claim.chunk_id, "fence": claim.fence, "reason": reason}
-        ).one_or_none()
-        is None
-    ):
+    ended = {"chunk_id": claim.chunk_id, "fence": claim.fence, "reason": reason}
+    if connection.execute(END_PARENT, ended).one_or_none() is None:
         raise LeaseLost
     blob, places = load_blob(connection, claim.chunk_id)
     next_seq: int = connection.execute(COUNT_CHILDREN, {"job_id": claim.job_id}).scalar_one() - 2
@@ -271,7 +267,9 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
     # cut.
     row_bytes = measure_item(choose_vector_type(claim.spec, in_collection=False), claim.spec.dimensions)
     has_records = claim.spec.result in VARYING
-    records = read_records(_read_own(connection, claim.chunk_id), claim.num_items) if has_records else []
+    own = {"chunk_id": claim.chunk_id}
+    packed = connection.execute(SELECT_OWN, own).scalar_one_or_none() if has_records else None
+    records = read_records(packed, claim.num_items)
     start = 0
     for child, half in enumerate(halves):
         stop = start + half.num_items
@@ -306,11 +304,6 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
         start = stop
     move_truncations(connection, claim.chunk_id)
     connection.execute(DELETE_CONTENT, {"chunk_id": claim.chunk_id})
-
-
-def _read_own(connection: Connection, chunk_id: int) -> bytes | None:
-    own: bytes | None = connection.execute(SELECT_OWN, {"chunk_id": chunk_id}).scalar_one_or_none()
-    return own
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Commit a chunk: its results, errors, state and its job's counters, in one fenced transaction."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from vectormill.jobs.chunk import (
     IS_LEASED,
     ChunkOutcome,
     Claim,
+    insert_errors,
     keep_keys,
     write_payload,
 )
@@ -60,12 +61,6 @@ FENCE = text(f"""
     RETURNING id
 """)
 
-INSERT_ERRORS = text("""
-    INSERT INTO vectormill.item_errors (job_id, item, chunk_id, key, code, detail)
-    VALUES (:job_id, :item, :chunk_id, :key, :code, :detail)
-    ON CONFLICT (job_id, item) DO UPDATE SET code = excluded.code, detail = excluded.detail
-""")
-
 SELECT_CHUNK_VECTORS = text("SELECT vectors, item_tokens FROM vectormill.chunk_vectors WHERE chunk_id = :id")
 
 UPSERT_CHUNK_VECTORS = text("""
@@ -101,39 +96,24 @@ def complete_chunk(
     if record is not None:
         _end_under_fence(connection, claim, DONE, outcome.proof_id)
         record(connection)
-        num_failed = len(outcome.failures)
-        num_done = len(encoded) - num_failed
-        return _end(
-            connection,
-            claim,
-            items,
-            dict(outcome.failures),
-            outcome,
-            num_done,
-            num_failed,
-            read_persist_seconds,
-        )
+        num_done = len(encoded) - len(outcome.failures)
+        return _end(connection, claim, items, outcome, num_done, read_persist_seconds)
     if claim.spec.result in VARYING:
         return _complete_records(connection, claim, items, encoded, results, outcome, read_persist_seconds)
     spec = claim.spec
     kind = choose_vector_type(spec, in_collection=claim.generation_id is not None)
-    failures = dict(outcome.failures)
-    stored, vectors = _leave_out(failures, encoded, results, spec.dimensions)
-    if kind.name == FLOAT16 and (unstorable := _find_unstorable(stored, vectors)):
-        failures |= unstorable
-        stored, vectors = _leave_out(failures, encoded, results, spec.dimensions)
-    num_done, num_failed = len(stored), len(failures)
-
+    rows, vectors, outcome = leave_out(encoded, results, spec, kind, outcome)
+    stored = encoded[rows]
     _end_under_fence(connection, claim, DONE, outcome.proof_id)
     ranges = find_ranges(connection, spec) if kind.name == INT8 else None
     if claim.generation_id is not None:
-        rows = make_column_rows(vectors, kind, ranges)
-        num_repeated = _upsert(connection, claim, claim.generation_id, items, stored, rows)
+        columns = make_column_rows(vectors, kind, ranges)
+        num_repeated = _upsert(connection, claim, claim.generation_id, items, stored, columns)
         outcome = replace(outcome, num_repeated=num_repeated)
     else:
         counted = (encoded, outcome.item_tokens)
         _store_with_chunk(connection, claim, stored, make_rows(vectors, kind, ranges), kind, counted)
-    return _end(connection, claim, items, failures, outcome, num_done, num_failed, read_persist_seconds)
+    return _end(connection, claim, items, outcome, len(stored), read_persist_seconds)
 
 
 def _complete_records(
@@ -149,17 +129,16 @@ def _complete_records(
 
     They are stored in the job's collection, or with the chunk if the job has none.
     """
-    failures = dict(outcome.failures)
     found = {
         item: results.row(place).tobytes()
         for place, item in enumerate(encoded.tolist())
-        if item not in failures
+        if item not in outcome.failures
     }
     if claim.generation_id is not None:
         found, unstorable = (
             _group(found) if claim.spec.result == RECORD else _leave_out_large(found, claim.spec)
         )
-        failures |= unstorable
+        outcome = replace(outcome, failures={**outcome.failures, **unstorable})
     _end_under_fence(connection, claim, DONE, outcome.proof_id)
     if claim.generation_id is not None:
         stored = np.fromiter(found, dtype=np.int64, count=len(found))
@@ -172,7 +151,7 @@ def _complete_records(
             records[item] = record
         values = {"chunk_id": claim.chunk_id, "vectors": pack_records(records), "item_tokens": None}
         connection.execute(UPSERT_CHUNK_VECTORS, values)
-    return _end(connection, claim, items, failures, outcome, len(found), len(failures), read_persist_seconds)
+    return _end(connection, claim, items, outcome, len(found), read_persist_seconds)
 
 
 def _group(found: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[int, ItemFailure]]:
@@ -258,13 +237,12 @@ def _end(
     connection: Connection,
     claim: Claim,
     items: Sequence[Item],
-    failures: dict[int, ItemFailure],
     outcome: ChunkOutcome,
     num_done: int,
-    num_failed: int,
     read_persist_seconds: Callable[[], float] | None,
 ) -> bool:
     """Record the outcome of a chunk after its results were stored; the job's counters are updated last."""
+    failures = outcome.failures
     _insert_errors(connection, claim, items, failures)
     if isinstance(items, Items) and items.reference is not None and claim.output_url is None:
         blob = keep_keys(items.reference, items)
@@ -277,7 +255,7 @@ def _end(
         # Carried over from an earlier chunk.
         stage_seconds[PERSIST] += outcome.stage_seconds.get(PERSIST, 0.0)
         outcome = replace(outcome, stage_seconds=stage_seconds)
-    return count_chunk(connection, claim, outcome, num_done, num_failed)
+    return count_chunk(connection, claim, outcome, num_done, len(failures))
 
 
 def _end_under_fence(connection: Connection, claim: Claim, state: str, proof_id: int | None = None) -> None:
@@ -286,31 +264,31 @@ def _end_under_fence(connection: Connection, claim: Claim, state: str, proof_id:
         raise LeaseLost
 
 
-def _leave_out(
-    failures: Collection[int], encoded: npt.NDArray[np.int64], results: Ragged, dimensions: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Return the positions that did not fail and their vectors, float32 [n, dimensions].
+def leave_out(
+    encoded: npt.NDArray[np.int64],
+    results: Ragged,
+    spec: EncodingSpec,
+    kind: VectorType,
+    outcome: ChunkOutcome,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], ChunkOutcome]:
+    """Return the rows [n] of `results` that can be stored, their vectors [n, dimensions], and the outcome.
 
+    It has a failure for each vector that overflows float16, if `kind` is that: the server would refuse the whole chunk.
     The vectors are a view if no item failed.
     """
-    if not failures:
-        return encoded, results.matrix.reshape(-1, dimensions)
-    rows = np.flatnonzero(~np.isin(encoded, np.fromiter(failures, dtype=np.int64, count=len(failures))))
-    return encoded[rows], results.take(rows).matrix.reshape(-1, dimensions)
-
-
-def _find_unstorable(
-    stored: npt.NDArray[np.int64], vectors: npt.NDArray[np.float32]
-) -> dict[int, ItemFailure]:
-    """Return a failure for each item whose vector overflows float16.
-
-    One such vector would make the server refuse the whole chunk.
-    """
-    if max(vectors.max(initial=0), -vectors.min(initial=0)) <= MAX_HALF:
-        return {}
-    too_large = stored[np.abs(vectors).max(axis=1) > MAX_HALF]
-    failure = ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR])
-    return dict.fromkeys(too_large.tolist(), failure)
+    rows = np.arange(len(encoded))
+    if outcome.failures:
+        failed = np.fromiter(outcome.failures, dtype=np.int64, count=len(outcome.failures))
+        rows = np.flatnonzero(~np.isin(encoded, failed))
+        results = results.take(rows)
+    vectors = results.matrix.reshape(-1, spec.dimensions)
+    if kind.name == FLOAT16 and max(vectors.max(initial=0), -vectors.min(initial=0)) > MAX_HALF:
+        too_large = np.abs(vectors).max(axis=1) > MAX_HALF
+        failure = ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR])
+        more = dict.fromkeys(encoded[rows[too_large]].tolist(), failure)
+        outcome = replace(outcome, failures={**outcome.failures, **more})
+        rows, vectors = rows[~too_large], vectors[~too_large]
+    return rows, vectors, outcome
 
 
 def _store_with_chunk(
@@ -347,23 +325,13 @@ def _store_with_chunk(
 
 
 def _insert_errors(
-    connection: Connection, claim: Claim, items: Sequence[Item], failures: dict[int, ItemFailure]
+    connection: Connection, claim: Claim, items: Sequence[Item], failures: Mapping[int, ItemFailure]
 ) -> None:
-    if failures:
-        connection.execute(
-            INSERT_ERRORS,
-            [
-                {
-                    "job_id": claim.job_id,
-                    "item": claim.first_item + position,
-                    "chunk_id": claim.chunk_id,
-                    "key": items[position].key,
-                    "code": failure.code,
-                    "detail": failure.detail,
-                }
-                for position, failure in sorted(failures.items())
-            ],
-        )
+    failed = [
+        (claim.first_item + place, claim.chunk_id, items[place].key, failure)
+        for place, failure in sorted(failures.items())
+    ]
+    insert_errors(connection, claim.job_id, failed)
 
 
 NOTHING = ChunkOutcome(failures={}, num_tokens=0, num_computed_tokens=0)

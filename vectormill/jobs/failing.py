@@ -5,8 +5,8 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.jobs.chunk import read_keys
-from vectormill.jobs.item import MODEL_NOT_LOADED
+from vectormill.jobs.chunk import insert_errors, read_keys
+from vectormill.jobs.item import MODEL_NOT_LOADED, ItemFailure
 from vectormill.jobs.job import DISPATCHED_JOB_STATES
 from vectormill.jobs.waiting import LIST_SERVING_WORKERS, ServingWorker, explain_load_failure
 from vectormill.workers.workers import ALIVE_SECONDS
@@ -37,14 +37,6 @@ FAIL_WAITING_CHUNKS = text("""
     )
     SELECT failed.id, failed.first_item, failed.only_items, payload.items
       FROM failed JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = failed.id
-""")
-
-INSERT_ERRORS = text("""
-    INSERT INTO vectormill.item_errors (job_id, item, chunk_id, key, code, detail)
-    SELECT :job_id, item, chunk_id, key, :code, :detail
-      FROM unnest(CAST(:items AS bigint[]), CAST(:chunk_ids AS bigint[]), CAST(:keys AS text[]))
-           AS failed (item, chunk_id, key)
-    ON CONFLICT (job_id, item) DO UPDATE SET code = excluded.code, detail = excluded.detail
 """)
 
 # `updated_at` changes only with the last chunk, because the next round finds a large job by it.
@@ -85,19 +77,11 @@ def fail_waiting_chunks(connection: Connection, job_id: UUID, reason: str, limit
     rows = connection.execute(FAIL_WAITING_CHUNKS, {"job_id": job_id, "limit": limit}).all()
     if not rows:
         return 0
-    failed = []
+    failed, failure = [], ItemFailure(MODEL_NOT_LOADED, reason)
     for row in rows:
         keys = read_keys(row.items)
         wanted = range(len(keys)) if row.only_items is None else row.only_items
-        failed += [(row.first_item + place, row.id, keys[place]) for place in wanted]
-    values = {
-        "job_id": job_id,
-        "code": MODEL_NOT_LOADED,
-        "detail": reason,
-        "items": [item for item, _, _ in failed],
-        "chunk_ids": [chunk_id for _, chunk_id, _ in failed],
-        "keys": [key for _, _, key in failed],
-    }
-    connection.execute(INSERT_ERRORS, values)
+        failed += [(row.first_item + place, row.id, keys[place], failure) for place in wanted]
+    insert_errors(connection, job_id, failed)
     connection.execute(COUNT_FAILED, {"job_id": job_id, "num_chunks": len(rows), "num_failed": len(failed)})
     return len(rows)

@@ -53,7 +53,6 @@ _ROWS: Final = (
 )
 _SHOWN: Final = tuple(state for state in _ROWS if state.is_shown)
 
-ALL_JOB_STATES: Final = States(state.name for state in _ROWS)
 JOB_STATES: Final = States(state.name for state in _SHOWN)
 TERMINAL_JOB_STATES: Final = States(state.name for state in _SHOWN if state.is_final)
 FINISHED_JOB_STATES: Final = States(state.name for state in _SHOWN if state.is_final and state.is_wanted)

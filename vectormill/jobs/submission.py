@@ -170,6 +170,8 @@ class JobWriter:
     exists, nothing is written: the items are only hashed, and `finish` returns the existing job or raises
     IdempotencyMismatch. If the job has an output, its folder is taken on entering, which raises OutputTaken and
     StorageUnavailable. Not thread-safe.
+
+    `existing` is the job that an earlier request with the same key made. At `next_chunk_tokens` a chunk is closed.
     """
 
     def __init__(
@@ -203,7 +205,7 @@ class JobWriter:
         self._is_inserted = new_job.is_accepted
         self._is_finished = False
         self._place: OutputPlace | None = None
-        self._existing: UUID | None = None
+        self.existing: UUID | None = None
         self._existing_hash: bytes | None = None
         self._chunk_keys: list[str] = []
         self._texts: list[bytes] = []
@@ -211,11 +213,11 @@ class JobWriter:
         self._places: list[int] = []
         self._item_bytes = 0
         self._item_tokens = 0
-        self._num_items = 0
+        self.num_items = 0
         self._num_tokens = 0
         self._num_chunks = 0
         self._estimate = TokenEstimate(new_job.spec)
-        self._chunk_tokens = choose_chunk_tokens(0)
+        self.next_chunk_tokens = choose_chunk_tokens(0)
         self._part: list[dict[str, object]] = []
         self._part_share = 0.0  # filled share of the part's capacity
         self._keys = KeyLedger()
@@ -238,10 +240,10 @@ class JobWriter:
                 )
             if self._new_job.idempotency_key is not None:
                 self._find_existing(connection, self._new_job.idempotency_key)
-            if self._existing is None:
+            if self.existing is None:
                 self._admit(connection)
         job = self._new_job
-        if self._existing is None and job.output_url is not None:
+        if self.existing is None and job.output_url is not None:
             self._place = take_place(job.output_url, self._id, job.spec, self._settings)
         return self
 
@@ -256,23 +258,13 @@ class JobWriter:
             return
         if row.state == UPLOADING and row.content_hash is None:
             raise SubmissionInProgress
-        self._existing, self._existing_hash = row.id, bytes(row.content_hash)
-
-    @property
-    def existing(self) -> UUID | None:
-        """Return the id of the job that an earlier request with the same Idempotency-Key made, or None."""
-        return self._existing
-
-    @property
-    def num_items(self) -> int:
-        """Return the number of items that were added."""
-        return self._num_items
+        self.existing, self._existing_hash = row.id, bytes(row.content_hash)
 
     def go_on(self, written: Written) -> None:
         """Write the next chunk behind those that an earlier writer of the job has written."""
-        self._num_items, self._num_chunks = written.num_items, written.num_chunks
+        self.num_items, self._num_chunks = written.num_items, written.num_chunks
         self._num_tokens = written.num_tokens
-        self._chunk_tokens = choose_chunk_tokens(self._num_tokens)
+        self.next_chunk_tokens = choose_chunk_tokens(self._num_tokens)
 
     def add_content(self, content: bytes) -> None:
         """Make `content` part of what a repeated request must have in common with the first one."""
@@ -292,7 +284,7 @@ class JobWriter:
     def add_reference(self, reference: ItemReference, num_tokens: int) -> None:
         """Add a chunk whose items stay in their object. Their keys are compared only by `compare_keys`."""
         payload = reference.encode()
-        self._num_items += reference.num_rows
+        self.num_items += reference.num_rows
         self._close_chunk()
         self._append_chunk(reference.num_rows, num_tokens, payload, None)
         self._part_share += 1 / _REFERENCES_PER_PART
@@ -303,10 +295,10 @@ class JobWriter:
 
         Raise DiskFull if the disk has not the room that it takes, ObjectChanged, StorageUnavailable and UploadRemoved.
         """
-        if self._num_items == 0:
+        if self.num_items == 0:
             return
-        num_bytes = refuse_full_disk(self._num_items)
-        logger.info("Job %s: comparing %d keys, with %d bytes of disk.", self._id, self._num_items, num_bytes)
+        num_bytes = refuse_full_disk(self.num_items)
+        logger.info("Job %s: comparing %d keys, with %d bytes of disk.", self._id, self.num_items, num_bytes)
         row_groups, after = RowGroups(), -1
         while True:
             with self._engine.begin() as connection:
@@ -322,17 +314,12 @@ class JobWriter:
                 self._write_full_part()
             after = chunks[-1].seq
 
-    @property
-    def next_chunk_tokens(self) -> int:
-        """Return the number of tokens at which the next chunk is closed."""
-        return self._chunk_tokens
-
     def _take(self, key: str, text: bytes, metadata: bytes) -> None:
         encoded = key.encode()
         sizes = len(encoded), len(text), len(metadata)
         self._hash.update(b"%d,%d,%d;%b%b%b" % (*sizes, encoded, text, metadata))
-        self._num_items += 1
-        if self._existing is not None:
+        self.num_items += 1
+        if self.existing is not None:
             return
         self._chunk_keys.append(key)
         self._texts.append(text)
@@ -340,7 +327,7 @@ class JobWriter:
         self._item_bytes += sum(sizes)
         self._item_tokens += self._estimate.of(text)
         if (
-            self._item_tokens >= self._chunk_tokens
+            self._item_tokens >= self.next_chunk_tokens
             or len(self._texts) >= self._max_items
             or self._item_bytes >= self._max_bytes
         ):
@@ -370,7 +357,7 @@ class JobWriter:
             {
                 "job_id": self._id,
                 "seq": self._num_chunks,
-                "first_item": self._num_items - num_items,
+                "first_item": self.num_items - num_items,
                 "num_items": num_items,
                 "estimated_tokens": num_tokens,
                 "items": payload,
@@ -379,7 +366,7 @@ class JobWriter:
         )
         self._num_chunks += 1
         self._num_tokens += num_tokens
-        self._chunk_tokens = choose_chunk_tokens(self._num_tokens)
+        self.next_chunk_tokens = choose_chunk_tokens(self._num_tokens)
 
     def _measure_chunk(self) -> float:
         """Return the size of the current chunk as a share of the largest size."""
@@ -426,9 +413,9 @@ class JobWriter:
         Raise EmptyJob, DuplicateKey, SpecMismatch, IdempotencyMismatch, SubmissionInProgress or
         UploadRemoved; nothing is stored then.
         """
-        if self._existing is not None:
-            return self._answer_existing(self._existing)
-        if self._num_items == 0:
+        if self.existing is not None:
+            return self._answer_existing(self.existing)
+        if self.num_items == 0:
             raise EmptyJob
         self._close_chunk()
         self._refuse_duplicates()
@@ -485,7 +472,7 @@ class JobWriter:
                 "id": self._id,
                 "generation_id": generation.id if generation else None,
                 "content_hash": self._hash.digest(),
-                "num_items": self._num_items,
+                "num_items": self.num_items,
                 "num_chunks": self._num_chunks,
             },
         )
@@ -510,9 +497,9 @@ class JobWriter:
         assert key is not None  # only a key can collide
         with self._engine.begin() as connection:
             self._find_existing(connection, key)
-        if self._existing is None:
+        if self.existing is None:
             raise SubmissionInProgress
-        return self._answer_existing(self._existing)
+        return self._answer_existing(self.existing)
 
     def _answer_existing(self, job_id: UUID) -> Job:
         if self._hash.digest() != self._existing_hash:

@@ -7,7 +7,7 @@ the job has ended and its staged parts have become parts. The sweep removes them
 """
 
 import io
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
@@ -16,15 +16,16 @@ from sqlalchemy import Connection, Engine, text
 
 from vectormill.collections.generation_tables import find_ranges
 from vectormill.collections.row_kinds import take_objects
-from vectormill.domain.encoding import FLOAT16, INT8
+from vectormill.domain.encoding import INT8
 from vectormill.domain.task import VARYING
 from vectormill.files import parquet
 from vectormill.jobs.chunk import ChunkOutcome, Claim
-from vectormill.jobs.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure, Items
+from vectormill.jobs.completion import leave_out
+from vectormill.jobs.item import Items
 from vectormill.objects.manifest import OutputPart, make_part_schema
 from vectormill.objects.store import write_object
 from vectormill.ragged import Ragged
-from vectormill.vectors.vector_types import MAX_HALF, choose_vector_type, make_rows
+from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
 PREFIX: Final = "part-"
 STAGED: Final = "_staged/"
@@ -54,24 +55,14 @@ def write_staged(
     StorageUnavailable.
     """
     assert claim.output_url is not None, "the results of a job without an output are not staged"
-    rows = np.arange(len(encoded))
-    if outcome.failures:
-        failed = np.fromiter(outcome.failures, dtype=np.int64, count=len(outcome.failures))
-        rows = np.flatnonzero(~np.isin(encoded, failed))
-        results = results.take(rows)
     spec = claim.spec
     kept: npt.NDArray[Any]
     if spec.result in VARYING:
-        kept = take_objects([results.row(row).tobytes() for row in range(len(rows))])
+        rows = np.flatnonzero([item not in outcome.failures for item in encoded.tolist()])
+        kept = take_objects([results.row(row).tobytes() for row in rows.tolist()])
     else:
-        vectors = results.matrix.reshape(-1, spec.dimensions)
         kind = choose_vector_type(spec, in_collection=False)
-        if kind.name == FLOAT16 and max(vectors.max(initial=0), -vectors.min(initial=0)) > MAX_HALF:
-            too_large = np.abs(vectors).max(axis=1) > MAX_HALF
-            failure = ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR])
-            more = dict.fromkeys(encoded[rows[too_large]].tolist(), failure)
-            outcome = replace(outcome, failures={**outcome.failures, **more})
-            rows, vectors = rows[~too_large], vectors[~too_large]
+        rows, vectors, outcome = leave_out(encoded, results, spec, kind, outcome)
         ranges = None
         if kind.name == INT8:
             with engine.connect() as connection:

@@ -10,9 +10,10 @@ import numpy as np
 from sqlalchemy import Engine
 
 from tests.api_server import api_client
+from tests.database import load_payload
 from tests.protocol import claim, dispatch_all
 from tests.request_batches import keep_all, line
-from vectormill.jobs.chunk import ChunkOutcome, load_payload
+from vectormill.jobs.chunk import ChunkOutcome
 from vectormill.jobs.completion import complete_chunk
 from vectormill.ragged import Ragged
 

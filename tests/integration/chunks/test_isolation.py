@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine
 
-from tests.database import ask, execute
+from tests.database import ask, execute, load_payload
 from tests.protocol import SPEC, claim, claim_next, dispatch_all, make_items, submit
 from vectormill.collections.generation_tables import keep_ranges
 from vectormill.domain.encoding import VECTOR_TYPES, EncodingSpec
-from vectormill.jobs.chunk import ChunkOutcome, Claim, load_payload
+from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.chunks import split_chunk
 from vectormill.jobs.completion import complete_chunk
 from vectormill.jobs.export import read_results

@@ -10,11 +10,10 @@ from sqlalchemy import Connection, Engine, text
 
 from scheduler import reaper
 from scheduler.reaper import Reaper
-from tests.database import ask, execute
+from tests.database import ask, execute, load_payload
 from tests.obedient_engine import ObedientEngine, encoding_chunks, run_to_end
 from tests.protocol import claim, claim_next, complete, make_items, submit
 from tests.waiting import wait_for
-from vectormill.jobs.chunk import load_payload
 from vectormill.jobs.chunks import renew_leases
 from vectormill.jobs.jobs import find_job
 from vectormill.jobs.rescue import rescue_expired_chunks

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, text
 
-from tests.database import ask, execute
+from tests.database import ask, execute, load_payload
 from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
-from vectormill.jobs.chunk import Claim, Dispatch, load_payload
+from vectormill.jobs.chunk import Claim, Dispatch
 from vectormill.jobs.chunks import (
     COUNT_RETRIED_CHUNK,
     claim_chunk,

@@ -9,10 +9,10 @@ from sqlalchemy import Engine, text
 
 from tests.api_server import assert_problem, encode_waiting
 from tests.api_server import submit as submit_over_http
-from tests.database import ask, execute
+from tests.database import ask, execute, load_payload
 from tests.protocol import LONG, SPEC, claim_next, complete, stack, submit
 from vectormill.jobs import truncations
-from vectormill.jobs.chunk import ChunkOutcome, load_payload
+from vectormill.jobs.chunk import ChunkOutcome
 from vectormill.jobs.chunks import split_chunk
 from vectormill.jobs.completion import complete_chunk
 from vectormill.jobs.item import ENCODING_FAILED, Item, ItemFailure

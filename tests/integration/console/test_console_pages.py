@@ -18,7 +18,7 @@ from sqlalchemy import Engine, text
 
 from tests.api_server import api_client, encode_waiting
 from tests.api_server import submit as post_items
-from tests.database import ask
+from tests.database import ask, load_payload
 from tests.indexed import execute
 from tests.kinds import SCORES
 from tests.protocol import claim_next, complete, make_items, submit
@@ -26,7 +26,6 @@ from tests.queries import listening
 from tests.schedules import list_runs, make_collection, make_schedule
 from vectormill.collections.removals import remove_collection
 from vectormill.domain.errors import SubmissionTooLarge
-from vectormill.jobs.chunk import load_payload
 from vectormill.jobs.item import ItemFailure
 from vectormill.jobs.jobs import find_job, pause_job
 from vectormill.keys import keyring

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine, text
 from indexer.context import RunContext
 from indexer.phases import Tools, carry_out
 from indexer.reindexing import open_run_source
-from tests.database import ask
+from tests.database import ask, load_payload
 from tests.indexers import ListedSource, make_collection
 from tests.integration.interleavings.world import outage
 from tests.integration.order.ledger import Ledger, Value, Write
@@ -41,7 +41,7 @@ from vectormill.domain.errors import (
     RunCancelled,
     VectormillError,
 )
-from vectormill.jobs.chunk import ChunkOutcome, Claim, load_payload
+from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
 from vectormill.jobs.completion import cancel_chunk
 from vectormill.jobs.item import Item

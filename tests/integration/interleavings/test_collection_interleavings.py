@@ -12,7 +12,7 @@ from random import Random
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.database import ask
+from tests.database import ask, load_payload
 from tests.integration.interleavings.collection_world import (
     LIST_OPEN_JOBS,
     LIST_OPEN_RUNS,
@@ -27,7 +27,6 @@ from tests.kept_rows import KeptRow, read_rows
 from tests.protocol import claim, complete, dispatch_all, fail_faulty
 from vectormill.collections.collections import find_generation
 from vectormill.domain.errors import Conflict, LeaseLost
-from vectormill.jobs.chunk import load_payload
 from vectormill.jobs.jobs import resume_job
 from vectormill.runs.run import COMPLETED, COMPLETED_WITH_ERRORS
 

@@ -16,6 +16,7 @@ import numpy as np
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
+from tests.database import load_payload
 from tests.promises import Witness
 from tests.protocol import SPEC, complete, dispatch_all, make_items, stack, submit
 from vectormill.collections.items import delete_items
@@ -28,7 +29,7 @@ from vectormill.domain.errors import (
     UploadRemoved,
     WrongJobState,
 )
-from vectormill.jobs.chunk import LEASED, ChunkOutcome, Claim, load_payload
+from vectormill.jobs.chunk import LEASED, ChunkOutcome, Claim
 from vectormill.jobs.chunks import claim_chunk, find_chunk, release_chunk, renew_leases, split_chunk
 from vectormill.jobs.completion import cancel_chunk, fail_chunk
 from vectormill.jobs.counters import add_up_jobs

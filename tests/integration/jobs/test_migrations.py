@@ -16,20 +16,18 @@ from tests.database import ask, execute
 from tests.protocol import claim_next, complete, make_items, submit
 from tests.schema import HEAD, describe_schema
 from tests.services import connected_engine
+from tests.states import ALL_JOB_STATES, CHUNK_STATES, REQUEST_FILE_STATES
 from vectormill.batches.request_batch import (
     BATCH_STATES,
     ENDPOINTS,
     OPEN_BATCH_STATES,
     PURPOSES,
-    REQUEST_FILE_STATES,
 )
 from vectormill.collections.collection import GENERATION_STATES, INDEX_POLICIES
 from vectormill.db.migrations import find_missing_revision, make_config, upgrade
 from vectormill.db.scripts import SCRIPTS, find_newest_revision
 from vectormill.domain.errors import ConfigurationError
-from vectormill.jobs.chunk import CHUNK_STATES
 from vectormill.jobs.job import (
-    ALL_JOB_STATES,
     DISPATCHED_JOB_STATES,
     OPEN_JOB_STATES,
     TERMINAL_JOB_STATES,

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from scheduler.pruner import Pruner
-from tests.database import ask, execute
+from tests.database import ask, execute, load_payload
 from tests.protocol import (
     LONG,
     SPEC,
@@ -25,7 +25,6 @@ from tests.protocol import (
 from tests.waiting import wait_for
 from vectormill.domain.errors import LocksHeld
 from vectormill.jobs import partitions
-from vectormill.jobs.chunk import load_payload
 from vectormill.jobs.chunks import claim_chunk
 from vectormill.jobs.deletion import discard_job
 from vectormill.jobs.export import LIST_CHUNKS, LIST_PAYLOADS, read_results

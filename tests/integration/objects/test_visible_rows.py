@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, event, text
 
 from indexer.outputs import OutputKeeper
-from tests.database import ask, execute
+from tests.database import ask, execute, load_payload
 from tests.integration.objects.conftest import Place
 from tests.integration.work.test_contract import Killed
 from tests.protocol import claim, dispatch_all, make_items, results_of, submit
 from vectormill.domain.errors import LeaseLost, WrongJobState
-from vectormill.jobs.chunk import ChunkOutcome, load_payload
+from vectormill.jobs.chunk import ChunkOutcome
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure, Items
 from vectormill.jobs.jobs import retry_job
 from vectormill.objects import closing

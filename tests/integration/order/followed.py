@@ -14,14 +14,14 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import text
 
-from tests.database import ask, execute
+from tests.database import ask, execute, load_payload
 from tests.integration.order.ledger import Ledger, Value, Write
 from tests.integration.order.stepped_run import SteppedRun, reading_in_step
 from tests.kept_rows import read_rows
 from tests.services import connected_engine, migrated_database
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generations import find_building
-from vectormill.jobs.chunk import Claim, load_payload
+from vectormill.jobs.chunk import Claim
 from vectormill.jobs.item import Item
 from vectormill.runs.run import COMPARING, COMPLETED, Run
 from vectormill.runs.runs import find_run

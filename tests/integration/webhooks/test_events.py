@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.database import ask, execute
+from tests.database import ask, execute, load_payload
 from tests.protocol import (
     SPEC,
     claim_next,
@@ -18,14 +18,14 @@ from tests.protocol import (
     submit,
 )
 from tests.schedules import make_collection
+from tests.states import ALL_JOB_STATES
 from tests.webhooks import events_of, make_webhook
 from vectormill.collections.removals import stop_work
-from vectormill.jobs.chunk import load_payload
 from vectormill.jobs.chunks import release_chunk
 from vectormill.jobs.completion import cancel_chunk, fail_chunk
 from vectormill.jobs.deletion import discard_job
 from vectormill.jobs.item import ItemFailure
-from vectormill.jobs.job import ALL_JOB_STATES, NewJob
+from vectormill.jobs.job import NewJob
 from vectormill.jobs.jobs import cancel_job, retry_job
 from vectormill.jobs.rescue import end_cancelled_jobs, end_finished_jobs
 from vectormill.jobs.submission import JobWriter
