@@ -346,7 +346,13 @@ class JobWriter:
             return
         self._keys.add_all(items.keys)
         self._append_chunk(len(items), self._item_tokens, encode_payload(items), self._places or None)
-        self._part_share += self._measure_chunk() / _CHUNKS_PER_PART
+        # of the largest size in tokens, items or bytes
+        filled = max(
+            self._item_tokens / LARGEST_CHUNK_TOKENS,
+            len(self._texts) / self._max_items,
+            self._item_bytes / self._max_bytes,
+        )
+        self._part_share += filled / _CHUNKS_PER_PART
         self._chunk_keys, self._texts, self._metadata, self._places = [], [], [], []
         self._item_bytes = self._item_tokens = 0
 
@@ -367,14 +373,6 @@ class JobWriter:
         self._num_chunks += 1
         self._num_tokens += num_tokens
         self.next_chunk_tokens = choose_chunk_tokens(self._num_tokens)
-
-    def _measure_chunk(self) -> float:
-        """Return the size of the current chunk as a share of the largest size."""
-        return max(
-            self._item_tokens / LARGEST_CHUNK_TOKENS,
-            len(self._texts) / self._max_items,
-            self._item_bytes / self._max_bytes,
-        )
 
     def _write_part(self, connection: Connection) -> None:
         self._hold(connection)

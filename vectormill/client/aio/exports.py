@@ -135,14 +135,12 @@ class AsyncResults(AsyncIterator[Row], Generic[Row]):
     def __init__(self, transport: ExportTransport, describe: Describe) -> None:
         self._transport = transport
         self._describe = describe
-        self._rows: AsyncIterator[Row] | None = None
+        self._rows = self._read()  # a generator, which has not begun
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Row:
-        if self._rows is None:
-            self._rows = self._read()
         return await anext(self._rows)
 
     async def to_arrow(self) -> "pyarrow.Table":

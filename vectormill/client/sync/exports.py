@@ -136,14 +136,12 @@ class Results(Iterator[Row], Generic[Row]):
     def __init__(self, transport: ExportTransport, describe: Describe) -> None:
         self._transport = transport
         self._describe = describe
-        self._rows: Iterator[Row] | None = None
+        self._rows = self._read()  # a generator, which has not begun
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Row:
-        if self._rows is None:
-            self._rows = self._read()
         return next(self._rows)
 
     def to_arrow(self) -> "pyarrow.Table":

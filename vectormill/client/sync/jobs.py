@@ -396,16 +396,12 @@ class JobCalls(ExportTransport):
         return Results(self, describe)
 
     def _describe_export(self, job_id: str, route: str | None, format: str, partial: bool) -> Export:
-        found = route or self._find_route(job_id)
+        if route is None:  # it is that of the job's task
+            route = RESULT_ROUTES[find_result((self.job(job_id))["options"])]
         return Export(
-            fill_path(f"{operations.ONE}/{found}", job_id),
+            fill_path(f"{operations.ONE}/{route}", job_id),
             given({"partial": True if partial else None}),
             format,
             broken=f"The export of job {job_id} is incomplete: the API stopped, the connection was lost, or "
             "the job was removed meanwhile. `vectormill status JOB` shows whether it still exists.",
         )
-
-    def _find_route(self, job_id: str) -> str:
-        """Return the route of the job's results, by its task. Jobs that embed have no task field."""
-        job = self.ask(operations.SHOW, job_id)
-        return RESULT_ROUTES[find_result(job["options"])]
