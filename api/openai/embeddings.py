@@ -4,7 +4,7 @@ The texts of a request are sent to a worker as a message. Numbers are formatted 
 itself.
 """
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -36,7 +36,7 @@ from vectormill.batches.endpoints import (
 from vectormill.batches.operations import EMBED
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidItem
-from vectormill.domain.task import DENSE, REPRESENTATIONS, has_token_ids
+from vectormill.domain.task import REPRESENTATIONS, has_token_ids
 from vectormill.jobs.item import find_text_failure
 from vectormill.models.registry import Registry
 from vectormill.vectors.decimals import write_decimals
@@ -146,12 +146,10 @@ class EmbeddingsRoute(APIRoute):
     """A route that bypasses FastAPI's request handling, which took longer than the route's own work."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        return answer_embeddings
+        async def answer(request: Request) -> Response:
+            return await post_embeddings(request, request.app.state.resources)
 
-
-async def answer_embeddings(request: Request) -> Response:
-    """Answer a request for embeddings by calling post_embeddings."""
-    return await post_embeddings(request, request.app.state.resources)
+        return answer
 
 
 router = APIRouter(tags=["openai"], route_class=EmbeddingsRoute)
@@ -185,74 +183,30 @@ def read_checked_inputs(request: EmbeddingsRequest, max_chars: int) -> list[byte
     return texts
 
 
-class Usage(msgspec.Struct):
-    """The token counts of an answer, and the number of inputs that were truncated."""
-
-    prompt_tokens: int
-    total_tokens: int
-    truncated_inputs: int
-
-
-class EncodedEmbedding(msgspec.Struct):
-    """A vector for msgspec to encode: bytes become base64, Raw is JSON already. Outputs that it lacks are left out."""
-
-    index: int
-    embedding: bytes | msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    object: str = "embedding"
-    sparse: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    multi_vector: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
-class EncodedAnswer(msgspec.Struct):
-    """The answer for msgspec to encode. Fields are in OpenAI's order, except for the constant `object`."""
-
-    data: list[EncodedEmbedding]
-    model: str
-    usage: Usage
-    object: str = "list"
-
-
-ENCODER: Final = msgspec.json.Encoder()
-
-
-def write_outputs(
-    index: int, row: Representations, spec: EncodingSpec, *, is_packed: bool
-) -> EncodedEmbedding:
-    """Return the outputs of one text, with the dense vector as base64 if `is_packed`."""
-    fields = msgspec.json.decode(
+def write_outputs(row: Representations, spec: EncodingSpec, *, is_packed: bool) -> dict[str, Any]:
+    """Return the outputs of one text by name, with the dense vector as bytes if `is_packed`."""
+    outputs: dict[str, Any] = msgspec.json.decode(
         b"{" + b"".join(write_representations(row, spec))[1:] + b"}", type=dict[str, msgspec.Raw]
     )
-    embedding: Any = (
-        row.dense.astype("<f4").tobytes() if is_packed else fields.get("embedding", msgspec.UNSET)
-    )
-    return EncodedEmbedding(
-        index,
-        embedding if spec.has_output(DENSE) else msgspec.UNSET,
-        sparse=fields.get("sparse", msgspec.UNSET),
-        multi_vector=fields.get("multi_vector", msgspec.UNSET),
-    )
+    if is_packed and "embedding" in outputs:
+        outputs["embedding"] = row.dense.astype("<f4").tobytes()
+    return outputs
 
 
 def write_answer(request: EmbeddingsRequest, answered: Answered, spec: EncodingSpec) -> bytes:
-    """Return the JSON answer to a request for embeddings."""
-    rows: list[EncodedEmbedding]
+    """Return the JSON answer to a request for embeddings. In it bytes become base64, and Raw is JSON already."""
+    rows: Iterable[dict[str, Any]]
     is_packed = request.encoding_format == BASE64
     if spec.result == REPRESENTATIONS:
-        rows = [
-            write_outputs(index, row, spec, is_packed=is_packed) for index, row in enumerate(answered.vectors)
-        ]
+        rows = (write_outputs(row, spec, is_packed=is_packed) for row in answered.vectors)
     elif is_packed:
-        vectors = answered.vectors.astype("<f4", copy=False)
-        rows = [EncodedEmbedding(index, row.tobytes()) for index, row in enumerate(vectors)]
+        rows = ({"embedding": row.tobytes()} for row in answered.vectors.astype("<f4", copy=False))
     else:
-        written = write_decimals(answered.vectors)
-        rows = [
-            EncodedEmbedding(index, msgspec.Raw(b"[" + row.tobytes())) for index, row in enumerate(written)
-        ]
-    return ENCODER.encode(
-        EncodedAnswer(
-            rows,
-            request.model,
-            Usage(answered.num_tokens, answered.num_tokens, answered.num_truncated),
-        )
-    )
+        rows = ({"embedding": msgspec.Raw(b"[" + row.tobytes())} for row in write_decimals(answered.vectors))
+    data = [{"object": "embedding", "index": index, **row} for index, row in enumerate(rows)]
+    usage = {
+        "prompt_tokens": answered.num_tokens,
+        "total_tokens": answered.num_tokens,
+        "truncated_inputs": answered.num_truncated,
+    }
+    return msgspec.json.encode({"object": "list", "data": data, "model": request.model, "usage": usage})
