@@ -353,9 +353,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a head is left out without a word",
-        "vectormill/models/embedders.py",
-        "return None if head is not None else CONVENTIONS.get(architecture)",
-        "return CONVENTIONS.get(architecture)",
+        "vectormill/models/poolings.py",
+        "if convention is not None and head is None:",
+        "if convention is not None:",
     ),
     Mutant(
         "adapters that nobody chose are left out",

@@ -318,20 +318,11 @@ def begin_reading(connection: Connection, lease: Lease, job_id: UUID) -> None:
     connection.execute(FORGET_REFUSALS, {"batch_id": lease.key})
 
 
+# In the transaction that queues the batch's job.
 BEGIN_PROGRESS = BATCHES.compose_release("""
     state = 'in_progress', in_progress_at = now(), model = :model, num_lines = :num_lines, num_refused = :num_refused,
     attempt = 0, updated_at = now()
 """)
-
-
-def begin_progress(
-    connection: Connection, lease: Lease, *, model: str, num_lines: int, num_refused: int
-) -> None:
-    """Set the batch in progress and release its lease, in the transaction that queues its job.
-
-    Raise LeaseLost.
-    """
-    lease.release(connection, BEGIN_PROGRESS, model=model, num_lines=num_lines, num_refused=num_refused)
 
 
 FAIL_BATCH = BATCHES.compose_release("""

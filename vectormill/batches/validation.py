@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vectormill.batches.answers import Refusal, add_refusals
-from vectormill.batches.batches import HeldBatch, begin_progress, begin_reading, fail_batch
+from vectormill.batches.batches import BEGIN_PROGRESS, HeldBatch, begin_reading, fail_batch
 from vectormill.batches.endpoints import EncodingRequest, check_ranks, resolve_spec
 from vectormill.batches.files import find_whole_file, read_file
 from vectormill.batches.request_batch import BatchFault, RequestFile, name_file
@@ -93,9 +93,9 @@ class Validation:
                 return
             self._store_refusals()
             writer.finish(
-                lambda connection, _: begin_progress(
+                lambda connection, _: self._held.lease.release(
                     connection,
-                    self._held.lease,
+                    BEGIN_PROGRESS,
                     model=new_job.spec.model,
                     num_lines=self._num_lines,
                     num_refused=self._num_refused,

@@ -5,10 +5,9 @@ weight (https://arxiv.org/abs/2106.09685). jinaai/jina-embeddings-v3-hf has one 
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from vectormill.domain.errors import UnsupportedModel
 from vectormill.models.json_files import read_object
@@ -54,9 +53,6 @@ def read_adapter(name: str, directory: Path, wanted: str) -> Adapter:
             f"The adapter {wanted!r} of model {name!r} is not a plain LoRA"
             f"{' (' + ', '.join(flaws) + ')' if flaws else ''}, which is the only kind that is merged."
         )
-    return Adapter(wanted, _read_scaling(config))
-
-
-def _read_scaling(config: Mapping[str, Any]) -> float:
     rank = int(config["r"])
-    return float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    scaling = float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return Adapter(wanted, scaling)

@@ -99,11 +99,23 @@ def is_structbert(config: Mapping[str, Any]) -> bool:
 
 
 def _read_labels(name: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels as transformers does: two by default, unless the configuration says otherwise."""
+    """Return the labels as transformers does: two by default, unless the configuration says otherwise.
+
+    Raise ModelError if labels are equal or cannot be stored.
+    """
     by_number = _number_labels(name, config.get("id2label") or {}, "id2label in config.json")
     num_labels = len(by_number) or int(config.get("num_labels") or 2)
     labels = tuple(by_number.get(number, f"LABEL_{number}") for number in range(num_labels))
-    _check_labels(name, labels, "id2label in config.json")
+    for label in labels:  # by which results name a probability
+        flaw = ""
+        if labels.count(label) > 1:
+            flaw = "occurs twice, so results would be ambiguous"
+        elif "\0" in label or any("\ud800" <= character <= "\udfff" for character in label):
+            flaw = "contains a NUL character or half of a surrogate pair, which cannot be stored"
+        if flaw:
+            raise ModelError(
+                f"The label {label!r} of model {name!r} {flaw}; rename it in id2label in config.json."
+            )
     return labels
 
 
@@ -115,18 +127,6 @@ def _number_labels(name: str, labels: Mapping[Any, Any], place: str) -> dict[int
         raise ModelError(
             f"Model {name!r} has an invalid {place}: every key must be an integer ({error})."
         ) from error
-
-
-def _check_labels(name: str, labels: tuple[str, ...], place: str) -> None:
-    """Raise ModelError if labels are equal or cannot be stored: results name a probability by its label."""
-    for label in labels:
-        flaw = ""
-        if labels.count(label) > 1:
-            flaw = "occurs twice, so results would be ambiguous"
-        elif "\0" in label or any("\ud800" <= character <= "\udfff" for character in label):
-            flaw = "contains a NUL character or half of a surrogate pair, which cannot be stored"
-        if flaw:
-            raise ModelError(f"The label {label!r} of model {name!r} {flaw}; rename it in {place}.")
 
 
 def _read_activation(name: str, directory: Path, config: Mapping[str, Any], num_labels: int) -> str:

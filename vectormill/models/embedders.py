@@ -193,11 +193,6 @@ def require_known_code(files: ModelFiles) -> None:
             )
 
 
-def find_convention(architecture: str, head: Head | None) -> str | None:
-    """Return why the mean of such a checkpoint is pooled; None if nothing says so or a head would be ignored."""
-    return None if head is not None else CONVENTIONS.get(architecture)
-
-
 def refuse_plain(files: ModelFiles, head: Head | None) -> str:
     """Return the error for a model that does not say how to encode, naming the task or option to use."""
     purpose, reader = describe_purpose(files)

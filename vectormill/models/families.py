@@ -141,16 +141,13 @@ def _roberta(model_type: str, architecture: str) -> Family:
     )
 
 
-def _decoder(
-    model_type: str, obstacle: str = "", *, never_waits: bool = True, counts_itself: bool = False
-) -> Family:
+def _decoder(model_type: str, obstacle: str = "", *, counts_itself: bool = False) -> Family:
     """Return a family with rotary positions, grouped key heads, and windows if the configuration has them."""
     # Texts are read from left to right, so that only the last token has seen all others.
     return Family(
         model_type,
         "" if obstacle else FROM_ZERO,
         obstacle,
-        never_waits=never_waits,
         is_causal=True,
         needs_mask=True,
         counts_itself=counts_itself,

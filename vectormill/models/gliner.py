@@ -65,10 +65,6 @@ class GlinerConfig:
         return self.family != "deberta-v2" or bool(self.encoder.get("position_biased_input", True))
 
 
-def is_gliner(directory: Path) -> bool:
-    return (directory / CONFIG_FILE).is_file()
-
-
 def read_gliner_card(files: ModelFiles) -> ModelCard:
     if files.entry.pooling is not None or files.entry.normalize is not None:
         raise ModelError(

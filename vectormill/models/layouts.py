@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from vectormill.domain.errors import ModelError
+from vectormill.models import gliner
 from vectormill.models.classifiers import require_template
-from vectormill.models.gliner import is_gliner, read_gliner_card
 from vectormill.models.model_card import ModelCard
 from vectormill.models.model_files import ModelFiles
 from vectormill.models.static_table import find_static_folder, read_static_card
@@ -28,11 +28,11 @@ def read_model_card(
     entry = entry or ModelEntry(path=str(directory))
     files = ModelFiles(name, directory, entry, needs_weights, must_encode)
     is_static = find_static_folder(directory) is not None
-    if not is_static and not is_gliner(directory):
+    if not is_static and not (directory / gliner.CONFIG_FILE).is_file():
         return read_transformer_card(files)
     require_template(name, None, entry.template)
     if entry.adapter is not None:
         raise ModelError(
             f"The model {name!r} is of a kind into which no adapter can be merged; remove {entry.adapter!r}."
         )
-    return read_static_card(files) if is_static else read_gliner_card(files)
+    return read_static_card(files) if is_static else gliner.read_gliner_card(files)

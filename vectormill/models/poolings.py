@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
-from vectormill.models.embedders import describe_purpose, find_convention, find_head, refuse_plain
+from vectormill.models.embedders import describe_purpose, find_head, refuse_plain
+from vectormill.models.families import CONVENTIONS
 from vectormill.models.model_files import ModelFiles
 from vectormill.models.weights import find_tensor_names
 
@@ -70,8 +71,8 @@ def choose_pooling(files: ModelFiles, wanted: str | None) -> Pooling:
     Raise ModelError if neither a convention nor the user says how it pools, unless it is only planned for.
     """
     head = find_head(find_tensor_names(files.weights))
-    convention = find_convention(files.architecture, head)
-    if convention is not None:
+    convention = CONVENTIONS.get(files.architecture)
+    if convention is not None and head is None:  # it would be ignored
         pooling = wanted or MEAN
         whose = "as set in VECTORMILL_MODELS" if wanted else f"by convention, because it is {convention}"
         note = f"It has no modules.json: {pooling} pooling is used {whose}."

@@ -26,12 +26,6 @@ def find_group_size(num_inputs: int) -> int:
     return size if size >= SMALLEST_GROUP else num_inputs
 
 
-def find_cut_group(num_inputs: int, num_parts: int) -> int | None:
-    """Return the size of the groups cut by splitting the inputs into `num_parts`; None if none is cut."""
-    size = find_group_size(num_inputs)
-    return size if (num_inputs // num_parts) % size else None
-
-
 @dataclass(frozen=True, slots=True)
 class RoundedWeight:
     """A rounded weight: numbers * scales, [rows, groups, group size], reshaped to the weight's shape."""

@@ -49,7 +49,10 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
     template = None if entry.pooling else find_template(files)
     classifier = read_classifier(name, files.directory, config, template)
     reranker = require_template(name, classifier, entry.template)
-    is_extractor = classifier is None and _is_extractor(files)
+    is_extractor = False
+    if classifier is None:  # the config.json of a RexUniNLU is that of any DeBERTa; its head's tensors tell
+        weights = files.weights or list_weights(files.directory)
+        is_extractor = files.model_type == REXUNINLU_TYPE and find_tensor_names(weights) >= EXTRACTOR_TENSORS
     is_embedder = classifier is None and not is_extractor
     if files.must_encode:
         _require_tokenizer(files)
@@ -180,12 +183,3 @@ def _check_modules(files: ModelFiles) -> None:
             f"The model {files.name!r} is {purpose + ', ' if purpose else ''}made of {', '.join(kinds)}. Only "
             "Transformer, Pooling, any number of Dense, and Normalize are supported, in this order."
         )
-
-
-def _is_extractor(files: ModelFiles) -> bool:
-    """Return True for a RexUniNLU.
-
-    Its config.json is that of any DeBERTa, but its head's tensors have their own names.
-    """
-    weights = files.weights or list_weights(files.directory)
-    return files.model_type == REXUNINLU_TYPE and find_tensor_names(weights) >= EXTRACTOR_TENSORS

@@ -119,7 +119,8 @@ class Plans:
             return PlannedReading(by_index, None, num_filtered)
         whole = [node for node in nodes if is_scan(node) and node["Relation Name"] == table]
         if whole and num_filtered is None:  # all parallel processes together
-            num_rows = max(int(node["Plan Rows"]) for node in whole) * num_readers(plan["Plan"])
+            num_processes = 1 + max(int(node.get("Workers Planned", 0)) for node in nodes)
+            num_rows = max(int(node["Plan Rows"]) for node in whole) * num_processes
             if any("Filter" in node for node in whole):  # the estimate is of the rows that remain
                 num_rows = max(num_rows, estimate_num_rows(self._connection, table) or 0)
             return PlannedReading(by_index, num_rows, None)
@@ -138,12 +139,6 @@ def is_by_own_index(node: Mapping[str, Any], primary_key: str) -> bool:
     """Return whether the plan node finds rows by an index other than the primary key."""
     below = [inner for inner in walk_plan(node) if "Index Name" in inner]
     return any(inner["Index Name"] != primary_key for inner in below)
-
-
-def num_readers(plan: Mapping[str, Any]) -> int:
-    """Return the number of processes that run the plan's parallel part; 1 if there is none."""
-    planned = max((int(node.get("Workers Planned", 0)) for node in walk_plan(plan)), default=0)
-    return planned + 1
 
 
 def walk_plan(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from vectormill.models.rounding import find_cut_group
+from vectormill.models.rounding import find_group_size
 from vectormill.workers.plan_picture import format_gib
 from worker.devices.device import BYTES_PER_SECOND, LATENCY_SECONDS
 from worker.placement.footprint import COMPRESSED, VALUE_BYTES, make_footprint
@@ -267,7 +267,8 @@ class ReplicaBuilder:
         if precision not in COMPRESSED:
             return None
         for inputs in (shape.num_heads * shape.head_size, shape.intermediate_size):
-            if size := find_cut_group(inputs, ranks):
+            size = find_group_size(inputs)
+            if (inputs // ranks) % size:
                 return DoesNotFit(
                     f"splitting {inputs:,} inputs of a matrix among {ranks} devices breaks groups of {size} "
                     f"{precision} weights that share a scale"
