@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine
 
 from vectormill.collections.collection import LIVE, Generation
-from vectormill.collections.collections import find_generation, keeps_texts
+from vectormill.collections.collections import keeps_texts
 from vectormill.collections.generations import find_written
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.models.registry import Registry
@@ -107,8 +107,3 @@ def find_target(connection: Connection, run: Run) -> Target:
 def make_target(connection: Connection, run: Run, generation: Generation) -> Target:
     keep_text = keeps_texts(connection, run.collection_id)
     return Target(generation, run.spec or generation.spec, keep_text, RunTables(run.id, generation))
-
-
-def live_stage(connection: Connection, run: Run) -> RunTables:
-    """Return the run's stage for the live generation, even if the run writes another one."""
-    return RunTables(run.id, find_generation(connection, run.collection))

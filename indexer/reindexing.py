@@ -19,7 +19,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Connection
 
-from indexer.context import ClaimProgress, RunContext, Target, find_target, live_stage, make_target
+from indexer.context import ClaimProgress, RunContext, Target, find_target, make_target
 from indexer.filling import end_fill
 from vectormill.collections.collection import BUILDING
 from vectormill.collections.collections import find_generation
@@ -302,7 +302,8 @@ def look_for_vanished(context: RunContext, progress: ClaimProgress) -> None:
         else:
             # Encoding all other rows again was requested, so only rows count that the new generation would lack
             # because the source no longer has them.
-            num_live = count_rows(connection, live_stage(connection, run))
+            live = find_generation(connection, run.collection)
+            num_live = count_rows(connection, RunTables(run.id, live))
             num_vanished = max(0, num_live - run.counts.num_seen)
             change = {"num_rows": num_live, "num_changed": 0, "num_vanished": num_vanished}
     refusal = guard(run, change)

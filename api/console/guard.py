@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import logging
+import secrets
 import time
 from http.cookies import CookieError, SimpleCookie
 from typing import Final
@@ -20,7 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.console.console import STATIC_PREFIX, Console, Visitor
-from api.console.sessions import SESSION_COOKIE, VISIT_COOKIE, make_csrf_token, make_visit, open_session
+from api.console.sessions import SESSION_COOKIE, VISIT_COOKIE, make_csrf_token, open_session
 from api.door.keys import KEY_HEADERS, NO_KEY_EXISTS, scope_missing
 from api.door.scopes import SAFE_METHODS
 from api.problems import MEDIA_TYPE, Problem, describe_error, is_database_away
@@ -77,7 +78,7 @@ class ConsoleGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         cookies = read_cookies(headers)
-        visit = cookies.get(VISIT_COOKIE) or make_visit()
+        visit = cookies.get(VISIT_COOKIE) or secrets.token_urlsafe(24)  # for a browser without a session
         scope.setdefault("state", {})["visitor"] = None
         if VISIT_COOKIE not in cookies and not scope["path"].startswith(STATIC_PREFIX):
             send = sending_visit(send, visit, is_secure=scope["scheme"] == "https")

@@ -76,17 +76,13 @@ class Histories:
             self._samples.move_to_end(job.id)
             if len(self._samples) > MAX_JOBS:
                 self._samples.popitem(last=False)
-            add_sample(samples, take_sample(job))
+            at = (job.finished_at or job.now).timestamp()
+            add_sample(samples, JobSample(at, job.num_done + job.num_failed, dict(job.stage_seconds)))
 
     def find(self, job_id: UUID) -> list[Interval]:
         with self._lock:
             samples = list(self._samples.get(job_id, ()))
         return [measure(before, after) for before, after in pairwise(samples)]
-
-
-def take_sample(job: Job) -> JobSample:
-    at = (job.finished_at or job.now).timestamp()
-    return JobSample(at, job.num_done + job.num_failed, dict(job.stage_seconds))
 
 
 def add_sample(samples: list[JobSample], sample: JobSample) -> None:

@@ -68,11 +68,6 @@ def _mask(content: bytes, key_hash: bytes, head: bytes) -> bytes:
 VISIT_COOKIE: Final = "vectormill_visit"
 
 
-def make_visit() -> str:
-    """Return a random value that identifies a browser without a session."""
-    return secrets.token_urlsafe(24)
-
-
 def make_csrf_token(cookie: str) -> str:
     """Return the CSRF token of a cookie. Only our pages know it, because no script can read the cookie."""
     return hmac.digest(cookie.encode(), b"vectormill console csrf", hashlib.sha256).hex()

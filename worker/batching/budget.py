@@ -153,18 +153,13 @@ class TokenBudget:
         return {
             describe_length_class(length_class): {
                 "max_batch_tokens": min(found.size, found.ceiling_tokens or found.size),
-                "state": self._describe_state(found),
+                "state": ("tuned" if found.is_settled else "tuning") if self.rules.is_tuned else "fixed",
                 "tokens_per_second": round(found.tokens_per_second),
                 "ceiling_tokens": found.ceiling_tokens,
                 "num_out_of_memory": found.num_out_of_memory,
             }
             for length_class, found in self._classes.items()
         }
-
-    def _describe_state(self, found: _Class) -> str:
-        if not self.rules.is_tuned:
-            return "fixed"
-        return "tuned" if found.is_settled else "tuning"
 
     def _ceiling(self, found: _Class, max_length: int) -> int:
         fits = self.largest_batch_tokens(max_length)

@@ -143,7 +143,8 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
         with _counting(on_read, num_bytes):
             if is_published(card):
                 return prepare_transformer(load_published(card, dtype))
-            kind = _find_class(card, encoder)
+            plain = getattr(transformers, encoder or "AutoModel")
+            kind = transformers.AutoModelForMaskedLM if weighs_words(card) else plain
             model, loading = kind.from_pretrained(
                 card.path,
                 config=config,
@@ -180,13 +181,6 @@ def prepare_transformer(model: nn.Module) -> nn.Module:
 def weighs_words(card: ModelCard) -> bool:
     """Return True if the head of the model's own language model is used too."""
     return card.sparse_head is not None and not card.sparse_head.file
-
-
-def _find_class(card: ModelCard, encoder: str) -> Any:
-    """Return the class of transformers that loads a model; `encoder` names that of an encoder alone."""
-    if weighs_words(card):
-        return transformers.AutoModelForMaskedLM
-    return getattr(transformers, encoder) if encoder else transformers.AutoModel
 
 
 @contextmanager

@@ -56,7 +56,9 @@ def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
         with torch.inference_mode(), warnings.catch_warnings():
             # The tracer warns of each branch on a shape that it would freeze. What matters is checked below.
             warnings.simplefilter("ignore")
-            reads_types = _tells_types_apart(whole.transformer)
+            # RoBERTa accepts token_type_ids, but has only one type, so that they change nothing.
+            has_types = int(getattr(whole.transformer.config, "type_vocab_size", 0) or 0) > 1
+            reads_types = has_types and TOKEN_TYPE_IDS in list_token_inputs(whole.transformer)
             names = (*INPUTS, TOKEN_TYPE_IDS) if reads_types else INPUTS
             types = _make_types(probe[1]) if reads_types else None
             network = EmbeddedNetwork(whole, list_outputs(order.card))
@@ -90,12 +92,6 @@ def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
         raise ConversionFailed(reason) from error
     facts = {"pad_token_id": whole.pad_token_id, "word_embedding_dim": dim, "inputs": names}
     (folder / "network.json").write_text(json.dumps(facts))
-
-
-def _tells_types_apart(transformer: Any) -> bool:
-    """Return True if token_type_ids change the result. RoBERTa accepts them but has only one type."""
-    has_types = int(getattr(transformer.config, "type_vocab_size", 0) or 0) > 1
-    return has_types and TOKEN_TYPE_IDS in list_token_inputs(transformer)
 
 
 def _run(converted: Any, inputs: list[NDArray[Any]]) -> list[NDArray[np.float32]]:
@@ -169,7 +165,8 @@ def apply_compression(model: Any) -> int:
             continue
         place = WEIGHT_PLACES[kind]
         constant = node.input_value(place).get_node()
-        if not _is_weight(constant):
+        is_table = constant.get_type_name() == "Constant" and len(constant.shape) == 2
+        if not is_table or constant.get_element_type() != ov.Type.f32:
             continue
         weight: NDArray[np.float32] = constant.data
         if kind == "MatMul" and node.get_attributes()["transpose_b"]:  # as torch exports linear layers
@@ -182,11 +179,6 @@ def apply_compression(model: Any) -> int:
         num_weights += 1
     model.validate_nodes_and_infer_types()
     return num_weights
-
-
-def _is_weight(node: Any) -> bool:
-    is_table = node.get_type_name() == "Constant" and len(node.shape) == 2
-    return is_table and bool(node.get_element_type() == ov.Type.f32)
 
 
 def _restore(rounded: RoundedWeight, shape: tuple[int, ...]) -> Any:

@@ -134,7 +134,8 @@ class OpenVINOEncoder(Encoder):
         self.requests: SimpleQueue[Any] = SimpleQueue()  # one per stream
         if order.is_reproducible and order.card.classifier is not None and self.network.has_types:
             self.network.read_types()  # now, because another graph may give other bits
-        self._put_requests()
+        for _ in range(self._num_streams):
+            self.requests.put(self.network.make_request())
         self._forget_at = time.monotonic() + FORGET_SECONDS
         self.note_loading(
             order,
@@ -168,10 +169,6 @@ class OpenVINOEncoder(Encoder):
             self.network.forget_weights()
         if self._watch.note(num_tokens, now):
             self._release_buffers()
-
-    def _put_requests(self) -> None:
-        for _ in range(self._num_streams):
-            self.requests.put(self.network.make_request())
 
     def _take_all(self) -> list[Any]:
         """Wait until all streams are idle. Return their requests."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vectormill.domain.encoding import PASSAGES, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import ModelError
-from vectormill.domain.task import DENSE
+from vectormill.domain.task import DENSE, has_token_ids
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
@@ -30,7 +30,7 @@ from worker.tasks.finishing import (
 from worker.tasks.represent import Representing, find_changed_outputs, find_marks
 from worker.tasks.task import Finished, RequestState
 from worker.tokens.passages import PassagedTexts, cut_passages
-from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts, find_given, lay_together
+from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts, lay_together
 from worker.tokens.tokenizer import Tokenizer
 
 
@@ -111,7 +111,7 @@ class Embed:
         tokenized: TokenizedTexts,
     ) -> TokenizedTexts:
         """Add the texts that were sent as token ids to `tokenized`, and remove them from `failures`."""
-        places = find_given(texts, failures) if failures else []
+        places = [place for place in failures if has_token_ids(texts[place])]  # they are not Unicode
         if not places:
             return tokenized
         for place in places:

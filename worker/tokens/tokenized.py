@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vectormill.domain.task import LARGEST_ID, has_token_ids, read_token_ids
+from vectormill.domain.task import LARGEST_ID, read_token_ids
 from vectormill.jobs.item import ENCODING_FAILED, ItemFailure
 from vectormill.ragged import Ragged
 
@@ -106,14 +106,6 @@ class Affixes:
                     "vocabulary, such as tiktoken's, mean different words here: send the text itself",
                 )
         return self.put_around(np.array(ids, dtype=np.int32))
-
-
-def find_given(texts: Sequence[bytes], failures: Mapping[int, ItemFailure]) -> list[int]:
-    """Return the indices of the texts that are given as token ids.
-
-    They are among `failures`, because they are not Unicode.
-    """
-    return [place for place in failures if has_token_ids(texts[place])]
 
 
 def lay_together(texts: TokenizedTexts, given: TokenizedTexts) -> TokenizedTexts:
