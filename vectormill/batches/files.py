@@ -11,7 +11,7 @@ from typing import Final, Self
 from uuid import UUID, uuid4
 
 import zstandard
-from sqlalchemy import Connection, Engine, TextClause, text
+from sqlalchemy import Connection, Engine, text
 
 from vectormill.batches.request_batch import BATCH, RequestFile
 from vectormill.db.idempotency import make_once
@@ -27,26 +27,15 @@ _FILE: Final = """
 """
 _UNEXPIRED: Final = "AND (expires_at IS NULL OR expires_at > now())"
 FIND_FILE = text(f"{_FILE} {_UNEXPIRED} AND id = :file_id")
-FIND_WHOLE_FILE = text(f"{_FILE} AND id = :file_id")
+FIND_FILE_EVEN_EXPIRED = text(f"{_FILE} AND id = :file_id")
 
 
-def find_file(connection: Connection, file_id: UUID) -> RequestFile:
-    """Return the file with this id.
+def find_file(connection: Connection, file_id: UUID, *, may_be_expired: bool = False) -> RequestFile:
+    """Return the file with this id. An expired file is kept until its batch has read it.
 
-    Raise RequestFileNotFound, also for an expired file that is not yet removed.
+    Raise RequestFileNotFound, also for an expired file unless it `may_be_expired`.
     """
-    return _find(connection, FIND_FILE, file_id)
-
-
-def find_whole_file(connection: Connection, file_id: UUID) -> RequestFile:
-    """Return the file with this id even if it has expired: it is kept until its batch has read it.
-
-    Raise RequestFileNotFound.
-    """
-    return _find(connection, FIND_WHOLE_FILE, file_id)
-
-
-def _find(connection: Connection, statement: TextClause, file_id: UUID) -> RequestFile:
+    statement = FIND_FILE_EVEN_EXPIRED if may_be_expired else FIND_FILE
     row = connection.execute(statement, {"file_id": file_id}).one_or_none()
     if row is None:
         raise RequestFileNotFound

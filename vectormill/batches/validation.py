@@ -15,7 +15,7 @@ import numpy.typing as npt
 from vectormill.batches.answers import Refusal, add_refusals
 from vectormill.batches.batches import BEGIN_PROGRESS, HeldBatch, begin_reading, fail_batch
 from vectormill.batches.endpoints import EncodingRequest, check_ranks, resolve_spec
-from vectormill.batches.files import find_whole_file, read_file
+from vectormill.batches.files import find_file, read_file
 from vectormill.batches.request_batch import BatchFault, RequestFile, name_file
 from vectormill.batches.request_lines import (
     SHARED_OPTIONS,
@@ -45,7 +45,7 @@ def validate(held: HeldBatch) -> None:
     """Validate a batch: queue its job, or fail the batch. Raise LeaseLost, Stopping and ModelError."""
     try:
         with held.engine.connect() as connection:
-            file = find_whole_file(connection, held.batch.input_file_id)
+            file = find_file(connection, held.batch.input_file_id, may_be_expired=True)
         Validation(held, file).run()
     except RequestFileNotFound:
         name = name_file(held.batch.input_file_id)

@@ -18,15 +18,13 @@ from vectormill.sources.sql import SqlReader
 PLANNED_FACTOR: Final = 2.0
 
 
-def sample_source(
-    source: Source, place: SourcePlace, patience_seconds: float = PATIENCE_SECONDS
-) -> TextSample:
+def sample_source(source: Source, place: SourcePlace) -> TextSample:
     """Return a sample of the source's rows. Raise SourceFailed, and InvalidOption if its options do not fit."""
     if source.kind == PUSH:
         raise InvalidOption("A push has no rows before they are sent; quote the file instead.")
-    reader, sample = open_source(source, place, patience_seconds=patience_seconds), TextSample()
+    reader, sample = open_source(source, place, patience_seconds=PATIENCE_SECONDS), TextSample()
     counted = reader.thin(MOST_ROWS) if isinstance(reader, SqlReader) else None
-    until = time.monotonic() + patience_seconds
+    until = time.monotonic() + PATIENCE_SECONDS
     is_over = False
     try:
         with closing(cast("Generator[Sequence[Item]]", reader.read())) as batches:

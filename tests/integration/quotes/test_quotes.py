@@ -232,7 +232,7 @@ def test_of_a_query_postgres_counts_all_rows_and_draws_some(engine: Engine, clie
 def test_a_query_that_takes_too_long_is_counted_by_the_planner(
     engine: Engine, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources.sample_source, "__defaults__", (1.0,))
+    monkeypatch.setattr(sources, "PATIENCE_SECONDS", 1.0)
     # 30,000 rows take half a minute, and the first 256 a quarter of a second.
     query = (
         "SELECT i AS key, 'text ' || i AS text, pg_sleep(0.001) FROM generate_series(1, 30000) AS i OFFSET 0"
