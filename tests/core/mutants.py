@@ -1206,7 +1206,7 @@ MUTANTS: Final = (
     Mutant(
         "rows without a key are on no page",
         "vectormill/sources/sql.py",
-        "yield columns, rows  # which is refused",
+        "yield name_values(columns, rows)  # which is refused",
         "pass  # which is refused",
     ),
     Mutant(
@@ -1486,12 +1486,6 @@ MUTANTS: Final = (
         "vectormill/collections/removals.py",
         "counts != (num_imported, num_imported, 0)",
         "counts[1] != num_imported",
-    ),
-    Mutant(
-        "the binary form of a value enters as metadata",
-        "vectormill/sources/vectors.py",
-        "else [read_text(value, name) for value in column]",
-        "else column",
     ),
     Mutant(
         "of two models that are added at once one is lost",

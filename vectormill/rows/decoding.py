@@ -11,7 +11,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, BinaryIO, Final, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -220,7 +220,10 @@ def read_json_rows(
                 if chosen is None and faults and 0 in faults:
                     raise InvalidItem(faults[0])
                 present |= dict.fromkeys(rows[0]) | dict.fromkeys(sorted(set().union(*rows)))
-                chosen = choose(list(present), name)
+                found = choose(list(present), name)
+                # A field of another usual name in later rows is no key.
+                key = found.key if chosen is None or chosen.key is None else chosen.key
+                chosen = msgspec.structs.replace(found, key=key)
             assert chosen is not None
             columns = {field: [row.get(field) for row in rows] for field in chosen.names}
             places = [position + end for end in ends]
@@ -295,34 +298,18 @@ def number_lines(pieces: Iterable[bytes], max_line_bytes: int) -> Iterator[tuple
 
     Numbers start at 1 and count blank lines too.
     """
-    number, rest, is_too_long = 0, bytearray(), False
-    for piece in pieces:
-        start = 0
-        while (end := piece.find(b"\n", start)) >= 0:
-            number += 1
-            if is_too_long or len(rest) + end - start > max_line_bytes:
-                yield number, None
-            else:
-                line = bytes(rest) + piece[start:end] if rest else piece[start:end]
-                yield from _yield_unless_blank(number, line)
-            rest.clear()
-            is_too_long, start = False, end + 1
-        if not is_too_long:
-            rest += piece[start:]
-            if len(rest) > max_line_bytes:
-                is_too_long = True
-                rest.clear()
-    if is_too_long:
-        yield number + 1, None
-    else:
-        yield from _yield_unless_blank(number + 1, bytes(rest))
-
-
-def _yield_unless_blank(number: int, line: bytes) -> Iterator[tuple[int, bytes]]:
-    if number == 1:
-        line = line.removeprefix(BYTE_ORDER_MARK)
-    if line.strip():
-        yield number, line
+    number = 1
+    rest: bytes | None = b""  # None for a line that is too long
+    for piece in chain(pieces, (b"\n",)):
+        *ends, last = piece.split(b"\n")
+        for end in ends:
+            line = None if rest is None or len(rest) + len(end) > max_line_bytes else rest + end
+            if number == 1 and line:
+                line = line.removeprefix(BYTE_ORDER_MARK)
+            if line is None or line.strip():
+                yield number, line
+            number, rest = number + 1, b""
+        rest = None if rest is None or len(rest) + len(last) > max_line_bytes else rest + last
 
 
 # -- CSV and TSV ------------------------------------------------------------------------------------------------------

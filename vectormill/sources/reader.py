@@ -95,21 +95,15 @@ class Reader:
 class BatchSize:
     """The number of rows to fetch next, adapted to their length so that a batch stays within MOST_BYTES."""
 
-    def __init__(self, most_rows: int = MOST_ROWS, most_bytes: int = MOST_BYTES) -> None:
-        self._most_rows = most_rows
-        self._most_bytes = most_bytes
-        self.rows = min(FIRST_ROWS, most_rows)
+    def __init__(self) -> None:
+        self.rows = FIRST_ROWS
 
     def learn(self, items: Items) -> None:
-        """Update the estimate from the items of the last batch."""
-        num_bytes = sum(map(len, items.texts)) + sum(map(len, items.metadata))
-        self.learn_bytes(len(items), num_bytes)
-
-    def learn_bytes(self, num_rows: int, num_bytes: int) -> None:
         """Update the estimate from a batch; grow at most fourfold, because the next texts may be longer."""
-        if num_rows:
-            fitting = self._most_bytes * num_rows // max(num_bytes, 1)
-            self.rows = max(1, min(fitting, 4 * self.rows, self._most_rows))
+        num_bytes = sum(map(len, items.texts)) + sum(map(len, items.metadata))
+        if items:
+            fitting = MOST_BYTES * len(items) // max(num_bytes, 1)
+            self.rows = max(1, min(fitting, 4 * self.rows, MOST_ROWS))
 
 
 class SourceAssembler(Assembler):

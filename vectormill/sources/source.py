@@ -135,12 +135,6 @@ class ColumnOptions(Options, frozen=True, kw_only=True):
         return (self.text, self.text_pair) if self.text_pair else (self.text,)
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Return the names of the key, text and metadata columns, a column with two uses twice."""
-        json_column = (self.metadata_json,) if self.metadata_json else ()
-        return (self.key, *self.texts, *self.metadata, *json_column)
-
-    @property
     def item_columns(self) -> Columns:
         """Return the columns that make an item."""
         return Columns(self.text, self.key, self.text_pair, self.metadata, self.metadata_json)

@@ -6,7 +6,7 @@ The database URL is read from the environment or a file when it is needed, and i
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -36,7 +36,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from vectormill.db.session import make_engine
-from vectormill.domain.errors import SourceFailed
+from vectormill.domain.errors import InvalidItem, SourceFailed
 from vectormill.jobs.item import Item
 from vectormill.rows.decoding import RowBatch
 from vectormill.search.matches import walk_plan
@@ -70,6 +70,8 @@ MOST_SORTED_ROWS: Final = 100_000
 
 logger = logging.getLogger(__name__)
 
+# The values of rows by column.
+Values = Mapping[str, Sequence[Any]]
 Fetch = Callable[[int], Sequence[Any]]
 
 
@@ -103,12 +105,8 @@ class SqlReader(Reader):
             if self._options.changed:
                 self._mark(connection, self._options.changed)
             batches = self._read_pages if self._options.pages else self._read_at_once
-            for columns, rows in batches(connection, size):
-                values = list(zip(*rows, strict=True))
-                named = {
-                    name: values[column] for name, column in zip(self._options.columns, columns, strict=True)
-                }
-                items = assembler.assemble_batch(RowBatch(self._options.item_columns, named, ()))
+            for values in batches(connection, size):
+                items = assembler.assemble_batch(RowBatch(self._options.item_columns, values, ()))
                 size.learn(items)
                 yield items
 
@@ -142,19 +140,15 @@ class SqlReader(Reader):
             narrowed_query = ask_for(self._options.query, rest=narrowed)
             self._options = msgspec.structs.replace(self._options, query=narrowed_query)
 
-    def _read_at_once(
-        self, connection: Connection, size: BatchSize
-    ) -> Iterator[tuple[list[int], Sequence[Any]]]:
-        """Yield batches of rows, all from one transaction, each with the positions of its columns."""
+    def _read_at_once(self, connection: Connection, size: BatchSize) -> Iterator[Values]:
+        """Yield batches of rows, all from one transaction."""
         query = strip(self._options.query)
         with self._transaction(connection), streaming(connection, query) as (names, fetch):
             columns = find_columns(names, self._options)
             while rows := fetch(size.rows):
-                yield columns, rows
+                yield name_values(columns, rows)
 
-    def _read_pages(
-        self, connection: Connection, size: BatchSize
-    ) -> Iterator[tuple[list[int], Sequence[Any]]]:
+    def _read_pages(self, connection: Connection, size: BatchSize) -> Iterator[Values]:
         """Yield batches of rows in the order of the key, each read in a transaction that is over by then.
 
         A page begins with the last row of the one before, so that equal keys are found, and rows without a key are
@@ -175,12 +169,12 @@ class SqlReader(Reader):
                 self._refuse_sorting(connection, write_page(self._options, rows[-1][-1], limit))
             if rows[num_known:]:
                 last = rows[-1][-1]
-                yield columns, rows[num_known:]
+                yield name_values(columns, rows[num_known:])
         columns, rows = self._read_page(connection, write_page(self._options, None, 1, only_null=True))
         if rows:
-            yield columns, rows  # which is refused as any row without a key
+            yield name_values(columns, rows)  # which is refused as any row without a key
 
-    def _read_page(self, connection: Connection, query: str) -> tuple[list[int], Sequence[Any]]:
+    def _read_page(self, connection: Connection, query: str) -> tuple[dict[str, int], Sequence[Any]]:
         with self._transaction(connection), streaming(connection, query) as (names, fetch):
             return find_columns(names, self._options), fetch(2 * MOST_ROWS)
 
@@ -195,7 +189,7 @@ class SqlReader(Reader):
                 f"{self._options.key!r}, and must not group or sort by itself. Make one, or read it without pages."
             )
 
-    def read_columns(self, num_rows: int) -> Iterator[list[Sequence[Any]]]:
+    def read_columns(self, num_rows: int) -> Iterator[Values]:
         """Yield the values of the columns that the options name, in batches of so many rows of one transaction.
 
         On Postgres a value of one of pgvector's types is the bytes of its binary form.
@@ -207,8 +201,7 @@ class SqlReader(Reader):
             with streaming(connection, query) as (names, fetch):
                 columns = find_columns(names, self._options)
                 while rows := fetch(num_rows):
-                    values = list(zip(*rows, strict=True))
-                    yield [values[column] for column in columns]
+                    yield name_values(columns, rows)
 
     def _send_vectors(self, connection: Connection, query: str) -> str:
         """Return a query of the same columns in which Postgres itself writes the binary form of vectors."""
@@ -231,7 +224,7 @@ class SqlReader(Reader):
         """Return the oids of the types of the columns that are read, by name."""
         found = ask(connection, ask_for(self._options.query, rest="LIMIT 0")).description
         columns = find_columns([column.name for column in found], self._options)
-        return {found[column].name: found[column].type_code for column in columns}
+        return {name: found[column].type_code for name, column in columns.items()}
 
     def cancel(self) -> None:
         """Cancel the query on the server, from another thread, so that reading fails.
@@ -449,7 +442,7 @@ def write_page(options: SqlOptions, first: str | None, limit: int, *, only_null:
     if first is not None:  # an untyped literal, which is compared in the key's own type and order
         condition = f"{key} >= {sql.Literal(first).as_string(None)}"
     rest = f"WHERE {condition} ORDER BY {key} LIMIT {limit}"
-    return ask_for(options.query, f"source.*, CAST({key} AS text)", rest=rest)
+    return ask_for(options.query, f"source.*, CAST({key} AS text) AS key_as_text", rest=rest)
 
 
 def quote_name(name: str) -> str:
@@ -506,17 +499,21 @@ def write_mark(value: Any) -> str | float:
     raise TypeError(value)
 
 
-def find_columns(there: list[str], options: SqlOptions) -> list[int]:
+def find_columns(there: list[str], options: SqlOptions) -> dict[str, int]:
     """Return the positions of the columns that are read: key, texts and metadata.
 
-    Raise SourceFailed, which lists the query's columns, if one is missing.
+    Raise SourceFailed, which lists the query's columns, if one is missing or occurs twice.
     """
-    for name in options.columns:
-        if name not in there:
-            raise SourceFailed(
-                f"The query has no column {name!r}; its columns are {', '.join(map(repr, there))}."
-            )
-    return [there.index(name) for name in options.columns]
+    try:
+        return {name: there.index(name) for name in options.item_columns.find(there, "The query").names}
+    except InvalidItem as error:
+        raise SourceFailed(str(error)) from error
+
+
+def name_values(columns: Mapping[str, int], rows: Sequence[Any]) -> Values:
+    """Return the values of rows by column."""
+    values = list(zip(*rows, strict=True))
+    return {name: values[position] for name, position in columns.items()}
 
 
 def strip(query: str) -> str:

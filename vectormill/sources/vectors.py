@@ -4,7 +4,6 @@ A batch is in memory at a time. What a row must have is checked here; whether it
 not (vectormill/collections/imports.py).
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,10 +30,6 @@ from vectormill.sources.sql import SqlReader
 BATCH_ROWS: Final = 1024
 # The columns of the output of a job, but for its key.
 OUTPUT_VECTOR, OUTPUT_HASH, OUTPUT_METADATA = "embedding", "content_hash", "metadata"
-
-# Characters that the binary form of another type has, and a text hardly. That of ltree begins with
-# \x01; bytes that are no UTF-8 are decoded as surrogates.
-CONTROL: Final = re.compile("[\x00-\x08\x0e-\x1f\udc80-\udcff]")
 
 Vectors = npt.NDArray[np.float32]
 
@@ -91,13 +86,7 @@ def open_query(
     assembler = SourceAssembler("The query", place.settings.max_key_bytes, Complaints())
 
     def read() -> Iterator[VectorRows]:
-        for values in reader.read_columns(BATCH_ROWS):
-            table = {
-                name: column
-                if name in (columns.vector, columns.content_hash)
-                else [read_text(value, name) for value in column]
-                for name, column in zip(options.columns, values, strict=True)
-            }
+        for table in reader.read_columns(BATCH_ROWS):
             vectors, present = join_values(table[columns.vector])
             yield make_rows(table, vectors, present, columns, assembler)
 
@@ -164,21 +153,6 @@ def read_batch(batch: Any, columns: ImportColumns, assembler: SourceAssembler) -
     flat = lists.flatten().to_numpy(zero_copy_only=False)
     lengths = set(lists.value_lengths().to_pylist())
     return make_rows(table, shape_vectors(flat, len(lists), lengths), present, columns, assembler)
-
-
-def read_text(value: Any, name: str) -> Any:
-    """Return a value of a query; the bytes of a type that the driver does not know, such as an enum, as text.
-
-    Raise SourceFailed if they are none, which the binary form of another type may be.
-    """
-    if not isinstance(value, bytes):
-        return value
-    text = value.decode("utf-8", "surrogateescape")
-    if CONTROL.search(text):
-        raise SourceFailed(
-            f"The column {name!r} has a type that cannot be read; cast it to text in the query."
-        )
-    return text
 
 
 def join_values(values: Sequence[Any]) -> tuple[Vectors, npt.NDArray[np.bool_]]:

@@ -195,9 +195,11 @@ def test_vectors_are_read_beside_values_of_every_type(types: Engine) -> None:
                    CAST('glad' AS mood) AS mood, CAST('(1,x)' AS pair) AS pair
         """
         reader = open_query(types, query, metadata=["at", "price", "mood", "pair"])
-        ((_, (vector,), *others),) = reader.read_columns(10)
-        assert np.frombuffer(vector[4:], wire).tolist() == [1, 2]
-        assert others == [("infinity",), ("$1.50",), ("glad",), ("(1,x)",)]
+        (values,) = reader.read_columns(10)
+        assert np.frombuffer(values["body"][0][4:], wire).tolist() == [1, 2]
+        assert [values[name] for name in ("at", "price", "mood", "pair")] == [
+            ("infinity",), ("$1.50",), ("glad",), ("(1,x)",)
+        ]  # fmt: skip
 
 
 def test_moments_are_read_whatever_style_a_role_has(types: Engine) -> None:
