@@ -91,7 +91,7 @@ def test_a_text_that_cannot_be_encoded_fails_alone_and_is_told(service: Service,
     [
         ({"model": MODEL, "items": []}, 422, "empty-job"),
         ({"model": "no-such-model", "items": [{"key": "a", "text": "x"}]}, 422, "unknown-model"),
-        ({"model": MODEL, "items": [{"key": "a"}]}, 422, "invalid-item"),
+        ({"model": MODEL, "items": [{"text": "a"}]}, 422, "invalid-item"),
         (
             {"model": MODEL, "items": [{"key": "a", "text": "x"}, {"key": "a", "text": "y"}]},
             422,

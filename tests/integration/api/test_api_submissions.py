@@ -203,7 +203,7 @@ def test_a_wrong_query_parameter_is_refused_by_name(refusing_client: httpx.Clien
         ('{"items": [{"key": "a", "text": "t"}', 400, "invalid-json", None),
         ('{"items": [], "itmes": []}', 422, "invalid-request", None),
         ('{"collection": "docs"}', 422, "invalid-option", None),
-        ('{"items": [{"key": "a", "text": "t"}, {"key": "b"}]}', 422, "invalid-item", "/items/1"),
+        ('{"items": [{"key": "a", "text": "t"}, {"text": "b"}]}', 422, "invalid-item", "/items/1"),
         ('{"items": [{"key": "a", "text": 7}]}', 422, "invalid-item", "/items/0/text"),
         ('{"items": [{"key": "", "text": "t"}]}', 422, "invalid-item", "/items/0/key"),
         ('{"items": [{"key": "\\ud800", "text": "t"}]}', 422, "invalid-item", "/items/0/key"),
@@ -258,7 +258,7 @@ def test_two_equal_keys_are_both_named(refusing_client: httpx.Client) -> None:
 def test_a_bad_line_late_in_a_stream_is_named_and_takes_the_parts_before_it_away(
     refusing_client: httpx.Client, empty_engine: Engine
 ) -> None:
-    content = lines(long_items(400)) + b'{"key": "x"}\n' + lines(many(10))
+    content = lines(long_items(400)) + b'{"text": "x"}\n' + lines(many(10))
     answer = refusing_client.post("/v1/jobs", content=content, headers=NDJSON)
     problem = assert_problem(answer, 422, "invalid-item", "Line 401")
     assert problem["errors"][0]["line"] == 401
