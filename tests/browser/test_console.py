@@ -253,7 +253,7 @@ def test_a_file_is_submitted_by_a_form_whose_refusals_leave_what_was_filled_in(
         page.get_by_label("Collection").fill("papers")
         page.get_by_role("button", name="Submit").click()
         refusal = page.locator("form").get_by_role("alert")
-        expect(refusal).to_contain_text("papers.csv, line 2: no field 'text'", timeout=PATIENCE)
+        expect(refusal).to_contain_text("papers.csv has no column 'text'", timeout=PATIENCE)
         expect(refusal).to_be_in_viewport()
         assert find_violations(page) == []
         page.get_by_label("Column of the texts").fill("body")

@@ -50,7 +50,7 @@ def test_a_client_starts_a_run_with_whatever_the_api_takes_for_one() -> None:
 
 def test_a_client_sends_what_was_said_of_a_run_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []
-    monkeypatch.setattr(RunCalls, "call", lambda *_, json, **__: sent.append(json))
+    monkeypatch.setattr(RunCalls, "ask", lambda *_, body, **__: sent.append(body))
     with RunCalls("http://127.0.0.1:9") as client:
         client.reindex("docs")
         client.reindex(
