@@ -83,7 +83,7 @@ def find_table(source: Any) -> "Table | None":
 class Table(ABC):
     """A table of some library. Names of columns are compared as texts."""
 
-    # Whether the table can be read a second time with the same rows.
+    # True if the table can be read a second time and then has the same rows.
     can_repeat = True
     # The column that is the key if none is named so; None if there is none.
     own_key: str | None = None

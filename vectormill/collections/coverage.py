@@ -64,8 +64,8 @@ COUNT_OPEN_JOBS = text(f"""
 """)
 
 
-# What clients wrote since the run began. A row needs to be there only if its twin job has finished: not while the twin
-# is open, nor if it was cancelled.
+# This condition holds for a row that clients wrote since the run began. Such a row needs to be there only if its twin
+# job has finished: not while the twin is open, nor if it was cancelled.
 HAS_BEEN_PUT: Final = f"""
     wanted.job_seq > :seq
        AND NOT EXISTS (

@@ -39,6 +39,6 @@ def naming(name: str, error: type[Exception] = InvalidItem) -> Iterator[None]:
 
     try:
         yield
-    # Of OSError and UnicodeError: a page, and a name of a column, that cannot be decoded.
+    # A page that cannot be decoded raises OSError, and the name of a column that is not UTF-8 raises UnicodeError.
     except (pyarrow.ArrowException, OSError, UnicodeError) as cause:
         raise error(f"{name} cannot be read as Parquet: {str(cause).strip().rstrip('.')}.") from cause

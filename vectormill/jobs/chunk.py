@@ -238,7 +238,7 @@ def read_keys(blob: bytes) -> list[str]:
 
 
 class _Kept(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a reference has besides once its results are there. `hashes` are of 16 bytes each."""
+    """The keys and hashes of 16 bytes that are stored with a reference when its results are committed."""
 
     keys: list[str] = []
     hashes: bytes = b""

@@ -147,7 +147,7 @@ FIND_WRITTEN = text("""
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What has been written of a job by reference; `last` is its last chunk."""
+    """How far an earlier indexer has written a job by reference; `last` is the last chunk that it wrote."""
 
     num_chunks: int
     num_items: int

@@ -28,7 +28,7 @@ class PairFrame:
     before: Ids
     between: Ids
     behind: Ids
-    # Of the tokens before, the first text, between, the second text, after.
+    # The types of the tokens before the pair, of its first text, between the texts, of the second text, and behind it.
     types: tuple[int, int, int, int, int]
     favors_longer: bool
 

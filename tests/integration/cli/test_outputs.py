@@ -248,6 +248,7 @@ def test_every_command_writes_whole_files_follows_links_and_refuses_what_it_cann
     name: str, kind: str, say: Say, tmp_path: Path
 ) -> None:
     if kind == "link of another user" and os.geteuid() != 0:
+        # Another owner is given to a file by chown, which the system allows to root alone.
         pytest.skip("only root can make another user's link")
     writer = WRITERS[name]
     code, sentence = foresee(writer, kind)
@@ -324,7 +325,7 @@ def test_a_schema_is_not_overwritten(
     assert Path("schema.jsonl").read_text() == '{"person": null}'
 
 
-# What a shell does to stdout, and how every command ends then.
+# Each row is something that a shell does to stdout, with the exit code of every command that writes there.
 ENDINGS = {
     "closed pipe": (
         exits.OUTPUT_CLOSED,

@@ -45,7 +45,7 @@ from vectormill.rows.values import encode_metadata, make_plain, spell_key
 COLUMNS = Columns("text", "key", metadata=("page",))
 Rows = list[dict[str, Any]]
 
-# What breaks parsers of lines: quotes, separators, every kind of line break, and characters that some take for one.
+# These characters break parsers of lines: quotes, separators, every kind of line break, and others taken for one.
 hostile = st.text(st.sampled_from(list('",;\t\n\r ab\u2028\x85\x0b\x1cé\U0001f600\ufeff')), max_size=8)
 raw_tables = st.lists(
     st.sampled_from([b'"', b",", b"\t", b"\n", b"\r", b"\r\n", b"a", b'""', b" ", b"\xff"]), max_size=30
