@@ -46,7 +46,7 @@ def alive(name):
 class Answers(BaseHTTPRequestHandler):
     def do_GET(self):
         said = {"workers": int(alive("worker")), "scheduler": alive("scheduler"), "indexer": alive("indexer")}
-        said["failing_workers"] = int("WORKER_FAILS" in os.environ)
+        said["failing_workers"] = int("WORKER_FAILS" in os.environ and alive("worker"))
         self.send_response(200 if self.path in ("/readyz", "/healthcheck") else 404)
         self.end_headers()
         self.wfile.write(json.dumps(said).encode())

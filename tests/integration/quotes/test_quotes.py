@@ -392,14 +392,11 @@ def test_the_command_leaves_times_out_if_only_the_service_knows_the_model(
     assert "does not know mine" in told["notes"][-1]
 
 
-def test_a_query_with_two_columns_of_a_name_is_quoted_by_the_first_as_a_reindex_reads_it(
-    engine: Engine, client: httpx.Client
-) -> None:
+def test_a_query_with_two_columns_of_a_name_is_refused_as_by_a_reindex(client: httpx.Client) -> None:
     options = {"query": "SELECT 'a' AS key, 'one two three' AS text, 'one' AS text"}
     answer = client.post("/v1/quotes", json={"kind": "sql", "options": options})
-    assert answer.status_code == 200, answer.text
-    told = answer.json()
-    assert (told["rows"], told["tokens_per_row"]) == (exact(1), exact(5))
+    assert answer.status_code == 422
+    assert "several columns 'text'" in answer.json()["detail"]
 
 
 def test_the_command_quotes_a_file_and_a_query_and_estimates_without_workers(
