@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,7 +26,7 @@ from vectormill.processes.lifetimes import end_child
 from vectormill.processes.logs import open_log, tail_of
 from vectormill.processes.stopping import StopSignals
 from vectormill.processes.supervisor import ChildNotReady, ChildSpec, Supervisor
-from vectormill.settings import Settings
+from vectormill.settings import Settings, drop_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,9 @@ WORKER_LINES = 4  # the last lines of each worker's log, which have the reason
 # A stop takes under 15 s: the children, each server, and at most 2 s for Postgres's immediate shutdown.
 CHILDREN_GRACE_SECONDS = 7.0
 SERVERS_GRACE_SECONDS = 2.5
+REDIS_URL = "VECTORMILL_REDIS_URL"
+# Flower shows what stands in Redis, and gets no other secret.
+OF_FLOWER = (REDIS_URL, "VECTORMILL_FLOWER_BASIC_AUTH")
 # Only root may be able to read Python, model files and their caches, or to use the GPU.
 AS_ROOT = (
     "started as root: Postgres runs as an unprivileged user, everything else as root, because that user may not be "
@@ -100,7 +103,7 @@ def _run_children(options: UpOptions, stack: EmbeddedStack, stopping: threading.
         "VECTORMILL_DATA_DIR": str(stack.data_dir),
         "PYTHONUNBUFFERED": "1",  # otherwise the last lines of a killed child would stay in its buffer
         "VECTORMILL_DATABASE_URL": stack.database_url,
-        "VECTORMILL_REDIS_URL": stack.redis_url,
+        REDIS_URL: stack.redis_url,
     }
     logs = stack.data_dir / "logs"
     api = choose_endpoint(settings.api_host, settings.api_port, "--api-port")
@@ -224,7 +227,10 @@ def plan_children(
         child("scheduler", lambda: bool(api.readiness().get("scheduler")), "scheduler"),
         child("indexer", lambda: bool(api.readiness().get("indexer")), "indexer"),
         *workers,
-        child("flower", lambda: flower.answer("/healthcheck") is not None, "flower", *_listen(flower)),
+        replace(
+            child("flower", lambda: flower.answer("/healthcheck") is not None, "flower", *_listen(flower)),
+            env=drop_secrets(environ) | {name: environ[name] for name in OF_FLOWER if name in environ},
+        ),
     ]
 
 

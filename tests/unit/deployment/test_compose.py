@@ -70,6 +70,24 @@ def test_containers_run_what_up_runs() -> None:
     }
 
 
+def test_flower_gets_redis_alone() -> None:
+    environ = {
+        "PATH": "/bin",
+        "VECTORMILL_DATABASE_URL": "postgresql://me:moonshine@db/x",
+        "VECTORMILL_REDIS_URL": "redis://:moonshine@queue/0",
+        "VECTORMILL_FLOWER_BASIC_AUTH": "me:moonshine",
+        "VECTORMILL_API_KEY": "vmk_moonshine",
+        "HF_TOKEN": "hf_moonshine",
+    }
+    nowhere = Endpoint("127.0.0.1", 1)
+    *others, flower = plan_children(UpOptions(Settings(), (), {}), nowhere, nowhere, environ, Path("logs"))
+    assert all(child.env == environ for child in others)
+    secrets = {"VECTORMILL_REDIS_URL", "VECTORMILL_FLOWER_BASIC_AUTH"}
+    assert flower.env.keys() == {"PATH"} | secrets
+    assert SERVICES["flower"]["environment"].keys() == secrets
+    assert SERVICES["flower"]["volumes"] == []
+
+
 def test_gpu_and_cpu_profiles_differ_in_the_worker_alone() -> None:
     gpu, cpu = find_profile("gpu"), find_profile("cpu")
     assert gpu.keys() - cpu.keys() == {"worker"}
@@ -84,7 +102,8 @@ def test_gpu_and_cpu_profiles_differ_in_the_worker_alone() -> None:
 @pytest.mark.parametrize("name", OWN)
 def test_every_variable_is_a_setting(name: str) -> None:
     variables = {variable for variable in SERVICES[name]["environment"] if variable.startswith(PREFIX)}
-    assert {"VECTORMILL_DATABASE_URL", "VECTORMILL_REDIS_URL", "VECTORMILL_MODELS"} <= variables
+    if name != "flower":
+        assert {"VECTORMILL_DATABASE_URL", "VECTORMILL_REDIS_URL", "VECTORMILL_MODELS"} <= variables
     assert variables <= {PREFIX + field.upper() for field in Settings.model_fields}
 
 
@@ -295,7 +314,7 @@ def test_images_are_made_of_the_wheel_and_the_lock_and_their_user_is_not_root() 
             "deploy/healthcheck.py /app/deploy/healthcheck.py",
         ]
         assert "\nENV UV_COMPILE_BYTECODE=1\n" in build
-    for name in OWN:
+    for name in {*OWN} - {"flower"}:
         assert "cache:/home/vectormill/.cache" in SERVICES[name]["volumes"], name
 
 

@@ -78,7 +78,9 @@ securityContext:
 {{- define "vectormill.env" -}}
 {{- $secrets := .root.Values.secrets }}
 {{- $databaseKey := ternary ($secrets.directDatabaseUrlKey | default $secrets.databaseUrlKey) $secrets.databaseUrlKey (.direct | default false) }}
+{{- if ne .component "flower" }}
 {{ include "vectormill.secretVariable" (dict "root" .root "name" "VECTORMILL_DATABASE_URL" "key" $databaseKey) }}
+{{- end }}
 {{ include "vectormill.secretVariable" (dict "root" .root "name" "VECTORMILL_REDIS_URL" "key" $secrets.redisUrlKey) }}
 {{- with .root.Values.models }}
 - name: VECTORMILL_MODELS
