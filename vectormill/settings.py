@@ -100,6 +100,7 @@ class Settings(BaseSettings):
     max_json_bytes: int = Field(default=64 << 20, ge=1024)
     max_line_bytes: int = Field(default=16 << 20, ge=1024)
     source_root: Path | None = None
+    unguarded_sources: str = ""
     output_root: Path | None = None
     output_grace_seconds: float = Field(default=900.0, gt=0)
     search_timeout_seconds: float = Field(default=30.0, gt=0)
@@ -158,6 +159,10 @@ class Settings(BaseSettings):
                 "variable to your own server."
             )
         return url
+
+    def list_unguarded_sources(self) -> frozenset[str]:
+        """Return the names of database drivers and protocols that the operator allows to sources."""
+        return frozenset(self.unguarded_sources.replace(",", " ").split())
 
     @model_validator(mode="after")
     def _order_times(self) -> Self:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
-from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -20,6 +19,7 @@ from vectormill.files.parquet import open_parquet
 from vectormill.jobs.item import Item
 from vectormill.rows.decoding import PARQUET, read_rows
 from vectormill.rows.inputs import TextTree, find_format
+from vectormill.settings import Settings
 from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, Reader, SourceAssembler, SourcePlace
 from vectormill.sources.source import LOCAL, FileOptions, TreeOptions, hide_queries
 from vectormill.webhooks.targets import refuse_address
@@ -47,11 +47,12 @@ def check_local(path: Path, root: Path | None) -> Path:
     return whole
 
 
-# Protocols of real stores only. Archives, caches and chained protocols would be a way around the folder that
-# local files must lie in.
+# Protocols of real stores that connect only to hosts that the operator configured, or whose connections are checked.
+# ftp, sftp, hdfs, webhdfs and smb connect to wherever a name leads by then, or a server redirects them. Archives and
+# chained protocols would be a way around the folder that local files must lie in.
 STORES: Final = (
-    "file", "local", "memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "http", "https", "ftp",
-    "sftp", "ssh", "hdfs", "webhdfs", "hf", "oss", "oci", "smb",
+    "file", "local", "memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "http", "https", "hf", "oss",
+    "oci",
 )  # fmt: skip
 
 # Fields that change with a file's content, as the various stores name them.
@@ -66,8 +67,6 @@ STAMPS: Final = (
     "updated",
     "generation",
 )
-# Protocols whose URL contains the host that is connected to.
-OF_MACHINES: Final = ("http", "https", "ftp", "sftp", "ssh", "hdfs", "webhdfs", "smb")
 
 
 class FileReader(Reader):
@@ -123,7 +122,7 @@ class FileReader(Reader):
         """
         known: set[str] = set()
         for pattern in self._options.files:
-            store, name = open_store(pattern, self._place.settings.source_root)
+            store, name = open_store(pattern, self._place.settings)
             try:
                 found = sorted(store.glob(name))
             except Exception as error:
@@ -148,17 +147,18 @@ class FileReader(Reader):
         return format
 
 
-def open_store(name: str, root: Path | None) -> tuple[Any, str]:
+def open_store(name: str, settings: Settings) -> tuple[Any, str]:
     """Return the file system of a path, glob or URL, and its name there. Raise SourceFailed."""
     protocol = name.partition("://")[0] if "://" in name else "file"
-    if "::" in name or protocol not in STORES:
+    if "::" in name or protocol not in (*STORES, *settings.list_unguarded_sources()):
         raise SourceFailed(
-            f"Sources cannot be read from {name!r}; the supported protocols are {', '.join(STORES)}."
+            f"Sources cannot be read from {name!r}; the supported protocols are {', '.join(STORES)}. Others, whose "
+            "connections are not checked, need an entry in VECTORMILL_UNGUARDED_SOURCES of the API and the indexer."
         )
     if protocol in LOCAL:
-        return LocalFileSystem(), str(check_local(Path(name.removeprefix(f"{protocol}://")), root))
-    if protocol in OF_MACHINES:
-        refuse_machine(name)
+        return LocalFileSystem(), str(
+            check_local(Path(name.removeprefix(f"{protocol}://")), settings.source_root)
+        )
     options = {"get_client": make_guarded_session} if protocol in ("http", "https") else {}
     try:
         return cast("tuple[Any, str]", fsspec.url_to_fs(name, **options))
@@ -171,28 +171,11 @@ def open_store(name: str, root: Path | None) -> tuple[Any, str]:
         raise SourceFailed(describe_failure(name, error)) from error
 
 
-def refuse_machine(name: str) -> None:
-    """Raise SourceFailed for a URL whose host is a cloud's metadata service, which hands out credentials.
-
-    Private addresses are allowed, because files are often stored there. Redirects are checked by
-    `make_guarded_session`.
-    """
-    host = urlsplit(name).hostname or ""
-    try:
-        addresses = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
-    except OSError:  # the host has no address; opening the file reports that
-        return
-    for address in sorted(addresses):
-        reason = refuse_address(address, allows_private=True)
-        if reason is not None:
-            raise SourceFailed(f"Sources cannot be read from the host {host}: {reason}")
-
-
 async def make_guarded_session(**options: Any) -> Any:
-    """Create the HTTP session for fsspec, which refuses the same addresses as `refuse_machine`.
+    """Create the HTTP session for fsspec, which connects to no address where a cloud hands out credentials.
 
     The address of each connection is checked, so that neither a redirect nor a changed DNS record gets around
-    the check.
+    the check. Private addresses are allowed, because files are often stored there.
     """
     import aiohttp
 

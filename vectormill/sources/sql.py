@@ -5,12 +5,14 @@ The database URL is read from the environment or a file when it is needed, and i
 
 import logging
 import re
+import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
@@ -40,6 +42,7 @@ from vectormill.domain.errors import InvalidItem, SourceFailed
 from vectormill.jobs.item import Item
 from vectormill.rows.decoding import RowBatch
 from vectormill.search.matches import walk_plan
+from vectormill.settings import Settings
 from vectormill.sources.reader import (
     MOST_ROWS,
     BatchSize,
@@ -62,7 +65,17 @@ READ_ON = (
     "SET LOCAL DateStyle = 'ISO'",
     "SET LOCAL IntervalStyle = 'postgres'",
 )
-
+# What keeps a transaction from writing; the session too, since a procedure may end the transaction.
+BEGIN_READING: Final = {
+    "postgresql": READ_ON,
+    **dict.fromkeys(
+        ("mysql", "mariadb"), ("SET SESSION TRANSACTION READ ONLY", "START TRANSACTION READ ONLY")
+    ),
+}
+# The drivers that take one statement at a time, of databases that keep it from writing.
+POSTGRES: Final = ("postgres", "postgresql", "postgresql+psycopg")
+SQLITE: Final = ("sqlite", "sqlite+pysqlite")
+GUARDED: Final = (*POSTGRES, *SQLITE, "mysql+pymysql", "mariadb+pymysql")
 
 CANCEL_SECONDS: Final = 10.0
 # The most rows, by the planner's estimate, that are sorted for each page of a query that is read in pages.
@@ -291,6 +304,8 @@ class SqlReader(Reader):
                 elif connection.dialect.name == "sqlite":
                     driver: Any = connection.connection.driver_connection
                     driver.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
+                    driver.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self._place.settings.max_line_bytes)
+                    driver.set_authorizer(allow_reading)
                 self._hold(connection)
                 try:
                     yield connection
@@ -308,7 +323,7 @@ class SqlReader(Reader):
     @contextmanager
     def _transaction(self, connection: Connection) -> Iterator[None]:
         with connection.begin() as transaction:
-            for statement in READ_ON if connection.dialect.name == "postgresql" else ():
+            for statement in BEGIN_READING.get(connection.dialect.name, ()):
                 connection.execute(text(statement.format(milliseconds=self._patience_ms)))
             yield
             transaction.rollback()  # leaves no trace, whatever the query did
@@ -327,9 +342,33 @@ class SqlReader(Reader):
                 f"The value of {named} is not a database URL such as postgresql://user@host/database."
             ) from None
         secrets.extend(find_secrets(url))
-        if url.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
+        if url.drivername in POSTGRES:
             return make_engine(value, application_name=APPLICATION_NAME, pool_size=1, max_overflow=0)
+        if url.drivername not in GUARDED:
+            refuse_unguarded(url.drivername, self._place.settings)
+        if url.drivername in SQLITE:
+            path = url.database or ":memory:"
+            path = path if path.startswith(("file:", ":")) else Path(path).absolute().as_uri()
+            url = url.set(database=path, query={**url.query, "uri": "true", "mode": "ro"})
         return create_engine(url, poolclass=NullPool, hide_parameters=True)
+
+
+def refuse_unguarded(driver: str, settings: Settings) -> None:
+    """Raise SourceFailed unless the operator allows this driver, whose statements nothing here keeps from writing."""
+    if driver not in settings.list_unguarded_sources():
+        raise SourceFailed(
+            f"Queries by {driver!r} could write whatever the login of its URL may; only {', '.join(GUARDED)} are kept "
+            f"from it. If that login may only read, add {driver} to VECTORMILL_UNGUARDED_SOURCES of the API and the "
+            "indexer."
+        )
+
+
+def allow_reading(action: int, name: str | None, function: str | None, *_: str | None) -> int:
+    """Let a statement of SQLite read, and do nothing else; this is an authorizer of its library."""
+    is_reading = action in (
+        sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE, sqlite3.SQLITE_FUNCTION
+    )  # fmt: skip
+    return sqlite3.SQLITE_OK if is_reading and function != "load_extension" else sqlite3.SQLITE_DENY
 
 
 def list_oids(*names: str) -> frozenset[int]:

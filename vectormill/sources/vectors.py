@@ -95,7 +95,7 @@ def open_query(
 
 def open_files(pattern: str, columns: ImportColumns, place: SourcePlace) -> VectorSource:
     """Return the rows of Parquet files, by path, pattern or URL. Raise SourceFailed, while they are read too."""
-    store, name = open_store(pattern, None)
+    store, name = open_store(pattern, place.settings.model_copy(update={"source_root": None}))
     paths = sorted(store.glob(name))
     if not paths:
         raise SourceFailed(f"No file matches {pattern}.")
