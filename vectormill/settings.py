@@ -8,18 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from vectormill.domain.errors import ConfigurationError
+from vectormill.models.model_entry import ModelEntry as ModelEntry
 
 PREFIX = "VECTORMILL_"
 Server = Literal["database_url", "redis_url"]
@@ -28,20 +21,6 @@ Server = Literal["database_url", "redis_url"]
 ALIVE_SECONDS: Final = 15.0
 # One lost and one late heartbeat must neither make a worker look dead nor let its leases expire.
 BEATS_IN_A_LEASE: Final = 3
-
-
-class ModelEntry(BaseModel):
-    """The location of a registered model, and the options with which it is used."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    path: str
-    revision: str | None = None
-    pooling: str | None = None
-    normalize: bool | None = None
-    max_tokens: int | None = Field(default=None, ge=3)
-    template: str | None = None
-    adapter: str | None = None
 
 
 def check_redis_url(url: str | None) -> str | None:

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID, uuid4
 
-from vectormill.models.registry import open_registry
+from vectormill.domain.errors import ModelError
+from vectormill.models.model_card import ModelCard
+from vectormill.models.registry import Registry, open_registry
 from vectormill.processes.stopping import StopSignals
 from vectormill.processes.supervisor import ChildSpec, Supervisor
 from vectormill.settings import Settings, process_environment
@@ -40,14 +42,10 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
     Raises ConfigurationError, UnknownModel or ModelError before anything is started.
     """
     environment = process_environment(settings)
-    registry = open_registry(settings)
-    served = models or registry.names()
-    for model in served:
-        registry.card(model)
     worker_settings = load_worker_settings(devices=devices)
     inventory = detect_inventory()
     launcher = uuid4()
-    cards = [registry.card(model, weights=True) for model in served]
+    cards = _read_cards(open_registry(settings), models)
     children = []
     for planned in plan_machine(cards, inventory, worker_settings):
         logger.info("Placement of %s:\n%s", planned.name, draw_placement(planned.placement))
@@ -62,6 +60,24 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
             supervisor.wait()
         finally:
             supervisor.stop(GRACE_SECONDS)
+
+
+def _read_cards(registry: Registry, models: Sequence[str]) -> list[ModelCard]:
+    """Return the cards of these models, or of all registered ones without those that cannot be served.
+
+    Raise UnknownModel, or the ModelError of one that was named or of the only one.
+    """
+    names, cards = models or registry.names(), list[ModelCard]()
+    for weights in (False, True):  # refused by its small files before gigabytes are fetched
+        found = registry.cards(names, weights=weights)
+        cards = [card for card in found.values() if isinstance(card, ModelCard)]
+        for name, error in found.items():
+            if isinstance(error, ModelError):
+                if models or not cards:
+                    raise error
+                logger.error("The model %s is not served: %s", name, error)
+        names = [card.name for card in cards]
+    return cards
 
 
 def assign_replicas(planned: Planned) -> list[Assignment]:

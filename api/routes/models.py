@@ -11,7 +11,6 @@ from vectormill.domain.errors import ModelError
 from vectormill.models import operations
 from vectormill.models.bodies import ModelBody, ModelList
 from vectormill.models.model_card import ModelCard
-from vectormill.models.registry import Registry
 from vectormill.models.specs import find_own_task
 from vectormill.operation import describe
 from vectormill.workers import operations as worker_operations
@@ -26,10 +25,10 @@ def get_models(resources: ResourcesDependency) -> ModelList:
     """List the registered models by name."""
     with resources.engine.connect() as connection:
         num_workers = count_workers(connection)
-    registry = resources.registry
-    names = registry.names()
+    cards = resources.registry.cards(resources.registry.names())
     return ModelList(
-        object="list", data=[describe_model(registry, name, num_workers.get(name, 0)) for name in names]
+        object="list",
+        data=[describe_model(name, card, num_workers.get(name, 0)) for name, card in cards.items()],
     )
 
 
@@ -41,19 +40,17 @@ def get_model(
     resources.registry.entry(name)
     with resources.engine.connect() as connection:
         num_workers = count_workers(connection)
-    return describe_model(resources.registry, name, num_workers.get(name, 0))
+    return describe_model(name, resources.registry.cards([name])[name], num_workers.get(name, 0))
 
 
-def describe_model(registry: Registry, name: str, num_workers: int) -> ModelBody:
+def describe_model(name: str, card: ModelCard | ModelError, num_workers: int) -> ModelBody:
     """Return the JSON body that describes the model; if its files cannot be read, `problem` says why."""
     known: dict[str, Any] = {
         "id": name, "object": "model", "owned_by": "vectormill", "name": name, "workers": num_workers,
     }  # fmt: skip
-    try:
-        card = registry.card(name)
-    except ModelError as error:
+    if isinstance(card, ModelError):
         unread = dict.fromkeys(ModelBody.__annotations__) | {"created": 0, "prompts": {}, "notes": []}
-        return cast(ModelBody, unread | known | {"problem": str(error)})
+        return cast(ModelBody, unread | known | {"problem": str(card)})
     return describe(
         ModelBody,
         card,

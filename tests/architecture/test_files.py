@@ -14,6 +14,7 @@ STARTS = re.compile(r"subprocess\.(Popen|run|call|check_\w+)$|os\.(exec|spawn|po
 STARTERS = {
     "vectormill/processes/leash.py",  # what `spawn` starts, which then becomes the program
     "vectormill/processes/lifetimes.py",
+    "vectormill/models/card_reader.py",  # with nothing of the environment
     "vectormill/db/backup.py",  # Postgres' own programs
     "worker/runner/runner.py",  # in the environment that RunnerStarter makes
 }

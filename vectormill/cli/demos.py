@@ -450,8 +450,4 @@ def register(settings: "Settings", weights: DemoModel) -> dict[str, str]:
     from vectormill.settings import PREFIX
 
     models = list_models(settings, weights)
-    return {
-        f"{PREFIX}MODELS": json.dumps(
-            {name: entry.model_dump(exclude_none=True) for name, entry in models.items()}
-        )
-    }
+    return {f"{PREFIX}MODELS": json.dumps({name: entry.options for name, entry in models.items()})}

@@ -5,6 +5,7 @@ A model is added where it is used: `add` reads and writes files of this machine,
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,7 +110,7 @@ def add(
 
     settings = load_settings(data_dir=data_dir)
     file = name_added(settings)
-    given = {
+    given: dict[str, Any] = {
         "revision": revision, "pooling": pooling, "normalize": normalize, "max_tokens": max_tokens,
         "template": template, "adapter": adapter,
     }  # fmt: skip
@@ -129,7 +130,7 @@ def add(
     entry = registry.entry(name)
     if not Path(entry.path).is_dir():
         # The folder of a snapshot has the name of its commit; the card's revision also names an adapter.
-        entry = entry.model_copy(update={"revision": card.path.name})
+        entry = replace(entry, revision=card.path.name)
 
     def enter(entries: "Mapping[str, ModelEntry]") -> "dict[str, ModelEntry]":
         if entries.get(name, entry) != entry:
@@ -144,7 +145,7 @@ def add(
     card = registry.card(name, weights=True)
     report = try_to_load(card, settings)
     answer = {
-        **entry.model_dump(),
+        **asdict(entry),
         **{
             field: getattr(card, field)
             for field in ("dimension", "max_tokens", "outputs", "notes", "revision")
@@ -159,7 +160,7 @@ def add(
         change_added(file, enter)  # another command may have added the name meanwhile
         tell(
             f"Registered {name} in {file}. On other machines set VECTORMILL_MODELS to "
-            f"{json.dumps({name: entry.model_dump(exclude_none=True)})}."
+            f"{json.dumps({name: entry.options})}."
         )
     tell(f"Start a worker with `vectormill worker --model {name}`.")
     return Outcome(answer, 0)

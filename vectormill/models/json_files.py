@@ -16,7 +16,7 @@ def read_object(path: Path, model: str, *, is_needed: bool = True) -> dict[str, 
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"The file {path} of model {model!r} cannot be read: {error}.") from error
     if not isinstance(found, dict):
         raise ModelError(f"The file {path} of model {model!r} must contain a JSON object.")

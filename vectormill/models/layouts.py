@@ -6,10 +6,10 @@ from vectormill.domain.errors import ModelError
 from vectormill.models import gliner
 from vectormill.models.classifiers import require_template
 from vectormill.models.model_card import ModelCard
+from vectormill.models.model_entry import ModelEntry
 from vectormill.models.model_files import ModelFiles
 from vectormill.models.static_table import find_static_folder, read_static_card
 from vectormill.models.transformer_card import read_transformer_card
-from vectormill.settings import ModelEntry
 
 
 def read_model_card(

@@ -14,6 +14,10 @@ REXUNINLU: Final = "RexUniNLU"
 GLINER: Final = "GLiNER"
 
 
+class TableMissing(LookupError):
+    """The table of a model of static embeddings was not fetched yet, and nothing else tells their dimension."""
+
+
 @dataclass(frozen=True, slots=True)
 class StaticTable:
     """A table of static embeddings in `folder`, relative to the model's directory, beside its tokenizer.

@@ -4,15 +4,13 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.families import find_family
 from vectormill.models.json_files import read_object
+from vectormill.models.model_entry import ModelEntry
 from vectormill.models.weights import find_weights, fingerprint_directory
-
-if TYPE_CHECKING:
-    from vectormill.settings import ModelEntry
 
 TRANSFORMER_CONFIGS: Final = tuple(
     f"sentence_{name}_config.json"
@@ -34,7 +32,7 @@ class ModelFiles:
 
     name: str
     directory: Path
-    entry: "ModelEntry"
+    entry: ModelEntry
     needs_weights: bool = True
     must_encode: bool = True
 

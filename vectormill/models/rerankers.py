@@ -167,6 +167,8 @@ def _read_chat_template(files: ModelFiles) -> Template:
         strips = _find_stripped(render, {pieces: " As {told}.\n", plain: ""})
         if any(piece.count(_FIELDS[DOCUMENT]) != 1 for piece in (pieces, plain)):
             raise ValueError("its chat template does not contain the document as it is")
+    except MemoryError:
+        raise
     except Exception as error:  # a template may raise anything
         raise UnsupportedModel(f"The reranker {files.name!r} cannot be used: {error}.") from error
     words = score.get("true_token_id"), score.get("false_token_id")

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.models.embedders import tell_prompts
-from vectormill.models.model_card import ModelCard, StaticTable
+from vectormill.models.model_card import ModelCard, StaticTable, TableMissing
 from vectormill.models.model_files import LARGEST_MAX_TOKENS, ModelFiles, find_kind
 from vectormill.models.poolings import MEAN, parse_pooling
 from vectormill.models.weights import count_parameters, fingerprint_directory, read_header
@@ -88,6 +88,8 @@ def _read_table(files: ModelFiles, folder: str) -> tuple[StaticTable, int]:
     """Return the table and the dimension of its vectors. Raise ModelError if it cannot be read."""
     path = files.directory / folder / WEIGHTS_FILE
     if not path.is_file():
+        if not files.needs_weights:
+            raise TableMissing(f"The table of model {files.name!r} is not here.")
         raise ModelError(
             f"The model {files.name!r} of static embeddings has no {path.name} in {path.parent}. Save it with the "
             "package that made it, which writes one; a pickle is not read without torch."

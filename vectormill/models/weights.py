@@ -86,6 +86,8 @@ def read_header_bytes(path: Path) -> tuple[bytes, int]:
 def _read_pickled(path: Path) -> dict[str, TensorHeader]:
     try:
         tensors = _unpickle(path)
+    except MemoryError:
+        raise
     except Exception as error:  # bytes that are not a pickle of tensors may cause any error
         raise ModelError(f"The file {path} cannot be read as a pickle of tensors alone: {error}") from error
     if not isinstance(tensors, dict) or not all(isinstance(each, TensorHeader) for each in tensors.values()):

@@ -271,7 +271,7 @@ def test_another_revision_of_the_model_is_not_compared(
     spec = make_spec(Registry(models).card("tiny"), EncodingOptions(dimensions=8))
     job = submit(engine, make_items(2), spec=spec)
     complete(engine, claim_next(engine))
-    other = {"tiny": models["tiny"].model_copy(update={"revision": "another"})}
+    other = {"tiny": replace(models["tiny"], revision="another")}
     settings = Settings(models=other, cache_dir=tmp_path)
     with pytest.raises(ModelError, match="here another is registered"):
         verify_job(engine, job.id, 4, settings, WorkerSettings(), lambda *_: None, random.Random(1))

@@ -1,0 +1,147 @@
+"""Have the files of a model read by a process that has nothing to lose, and take its answer as data.
+
+What stands in these files is a stranger's: no process with secrets evaluates it, whatever it needs of a model stands
+in its card. An answer is kept until a file changes, a refusal too, so that each model costs its limits once.
+"""
+
+import json
+import math
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from vectormill.domain.errors import ModelError, UnsupportedModel
+from vectormill.models.model_card import ModelCard, TableMissing
+from vectormill.models.model_entry import ModelEntry
+from vectormill.settings import process_environment
+
+# The largest models known take a second and 300 MB: a tokenizer of 34 MB in JSON.
+PROCESSOR_SECONDS: Final = 5
+MOST_BYTES: Final = 1 << 30
+# The process may wait for a disk. Afterwards it is not waited for again so soon.
+PATIENCE_SECONDS: Final = 30.0
+MOST_ANSWER_BYTES: Final = 8 << 20
+# All of the environment that a Python may need to start.
+KEPT_VARIABLES: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+BOOTSTRAP: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
+    "from vectormill.models.card_process import main; main(sys.argv[2])"
+)
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What the process has found: a card, or the kind of refusal and the reason. It is forgotten at `expiry`."""
+
+    card: ModelCard | None = None
+    refusal: str = ""
+    reason: str = ""
+    expiry: float = math.inf
+
+
+_REFUSALS: Final = {error.__name__: error for error in (ModelError, UnsupportedModel, TableMissing)}
+_OVERRUNS: Final = {
+    "late": f"{PATIENCE_SECONDS:.0f} s",
+    MemoryError.__name__: f"{MOST_BYTES >> 30} GiB of memory",
+    str(-signal.SIGXCPU): f"{PROCESSOR_SECONDS} s of processor time",
+}
+_answers: dict[tuple[Any, ...], _Answer] = {}
+
+
+def read_card(
+    name: str, directory: Path, entry: ModelEntry, *, needs_weights: bool = True, must_encode: bool = True
+) -> ModelCard:
+    """Return the card of the model in `directory`, as `layouts.read_model_card` does, in a process of its own.
+
+    Raise ModelError if it is refused there, or if its files are damaged or take more than the limits.
+    """
+    key = (name, directory, entry, needs_weights, must_encode, stamp_files(name, directory))
+    answer = _answers.get(key)
+    if answer is None or answer.expiry < time.monotonic():
+        answer = _answers[key] = _ask(
+            name,
+            {
+                "name": name,
+                "directory": str(directory),
+                "entry": asdict(entry),
+                "needs_weights": needs_weights,
+                "must_encode": must_encode,
+            },
+        )
+    if answer.card is None:
+        raise _REFUSALS[answer.refusal](answer.reason)
+    return replace(answer.card, name=name, path=directory)
+
+
+def stamp_files(name: str, directory: Path) -> tuple[tuple[object, ...], ...]:
+    """Return what changes when a file of the model, or of a folder in it, is changed or replaced.
+
+    Raise ModelError for anything but files and folders, such as a pipe, whose reader would wait for ever.
+    """
+    stamps = []
+    for path in sorted([*directory.glob("*"), *directory.glob("*/*")]):
+        try:
+            found = path.stat()
+        except OSError:
+            continue  # a link to nowhere
+        if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+            raise ModelError(f"{path} of model {name!r} is neither a file nor a folder; remove it.")
+        stamps.append((str(path), found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns))
+    return tuple(stamps)
+
+
+def _ask(name: str, question: dict[str, Any]) -> _Answer:
+    """Return the answer of a new process. Raise ModelError if none can be started."""
+    limits = {"RLIMIT_AS": MOST_BYTES, "RLIMIT_CPU": PROCESSOR_SECONDS, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0}
+    paths = [str(Path(__file__).parents[2]), *filter(os.path.isabs, sys.path)]
+    arguments = [json.dumps(paths), json.dumps({**question, "limits": limits})]
+    environment = {key: value for key, value in process_environment().items() if key in KEPT_VARIABLES}
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", BOOTSTRAP, *arguments],
+            env=environment,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ModelError(f"The files of model {name!r} cannot be read now: {error}.") from error
+    began = time.monotonic()
+    timer = threading.Timer(PATIENCE_SECONDS, process.kill)
+    timer.daemon = True
+    timer.start()
+    with process:
+        assert process.stdout is not None
+        written = process.stdout.read(MOST_ANSWER_BYTES)
+        if len(written) == MOST_ANSWER_BYTES:
+            process.kill()
+    timer.cancel()
+    is_late = time.monotonic() - began >= PATIENCE_SECONDS
+    path, answer = question["directory"], _Answer()
+    for line in written.splitlines():
+        try:
+            told = msgspec.json.decode(line, type=str | _Answer, dec_hook=lambda kind, value: kind(value))
+        except (ValueError, RecursionError):
+            continue
+        path, answer = (told, answer) if isinstance(told, str) else (path, told)
+    if answer.card is not None or answer.refusal in _REFUSALS:
+        return answer
+    end = f"cannot be read: the process that reads it has ended with status {process.returncode}"
+    if most := _OVERRUNS.get("late" if is_late else answer.refusal or str(process.returncode)):
+        end = f"takes more than {most} to read: it is damaged, or made to do harm"
+    may_pass = process.returncode == -signal.SIGKILL
+    return _Answer(
+        refusal=ModelError.__name__,
+        reason=f"The file {path} of model {name!r} {end}.",
+        expiry=time.monotonic() + PATIENCE_SECONDS if may_pass else math.inf,
+    )
