@@ -1,8 +1,7 @@
 """Pages of collections: the list, and for each its contents, its index builds, and a search form."""
 
-import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -30,11 +29,11 @@ from vectormill.collections.descriptions import (
     list_standings,
 )
 from vectormill.collections.indexes import BuildProgress
+from vectormill.domain.credentials import hide_in_options
 from vectormill.domain.errors import VectormillError
 from vectormill.search.bodies import SearchQuery
 from vectormill.search.filter import read_filters
 from vectormill.search.search import BY_VECTOR, METADATA, TEXT, Match
-from vectormill.sources.source import hide_queries
 
 router = APIRouter(include_in_schema=False)
 
@@ -42,8 +41,6 @@ PAGE_SIZE: Final = 100
 MOST_RESULTS: Final = 100
 # Some search fields could hold more, but proxies refuse longer query strings.
 MOST_CHARS: Final = 2000
-# The part of an address before an @ may contain a password, in whatever option it was written.
-CREDENTIALS: Final = re.compile(r"(://)[^/\s@]+@")
 
 Text = Annotated[str, Query(max_length=MOST_CHARS)]
 Mode = Literal["vector", "text", "hybrid"]
@@ -91,7 +88,7 @@ class CollectionView:
     found: CollectionDescription
     open_runs: list[OpenRun]
     builds: dict[int, BuildProgress]
-    source_options: dict[str, str]
+    source_options: dict[str, Any]
 
     def run_of(self, generation_id: int) -> OpenRun | None:
         """Return the open run that builds this generation, or None."""
@@ -118,13 +115,8 @@ def read_collection(connection: Connection, console: Console, name: CollectionNa
         found=found,
         open_runs=list_open_runs(connection, found.row.id),
         builds=find_index_progress(connection, building),
-        source_options=hide_credentials(found.source.options if found.source else {}),
+        source_options=hide_in_options(found.source.options) if found.source else {},
     )
-
-
-def hide_credentials(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return a source's options as text, without passwords that a URL may contain."""
-    return {name: hide_queries(CREDENTIALS.sub(r"\1…@", str(value))) for name, value in options.items()}
 
 
 PAGES: Final = (

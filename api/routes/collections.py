@@ -67,13 +67,13 @@ from vectormill.collections.indexes import find_indexes, find_progress, find_wis
 from vectormill.collections.removals import remove_collection, stop_work
 from vectormill.collections.swaps import count_newer_rows, discard_generation, roll_back
 from vectormill.db.locks import act_in_short_locks
+from vectormill.domain.credentials import hide_in_options
 from vectormill.domain.errors import CollectionInUse, GenerationNotFound, WrongKind
 from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.operation import describe
 from vectormill.runs.bodies import RunBody, describe_run
 from vectormill.runs.run import INDEX
 from vectormill.runs.runs import create_run
-from vectormill.sources.source import hide_files
 
 router = APIRouter(tags=["collections"])
 
@@ -128,7 +128,7 @@ def load_detail(resources: Resources, name: str, *, counts_rows: bool = False) -
 def describe_detail(found: CollectionDescription) -> CollectionDetail:
     source = None
     if found.source is not None:
-        options, split = hide_files(found.source.options), dict(found.source.split)
+        options, split = hide_in_options(found.source.options), dict(found.source.split)
         source = {"kind": found.source.kind, "options": options, "split": split}
     row = describe(CollectionBody, found.row, **list_facts(found.row))
     return describe(

@@ -70,14 +70,19 @@ HTTP responses.
 
 import re
 
+from vectormill.domain.credentials import hide_credentials
+
 
 class VectormillError(Exception):
     """Vectormill could not complete the operation."""
 
     code = "error"
+    # False if messages show keys that may be addresses with a query, and quote no address that is read.
+    hides_credentials = True
 
     def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or (type(self).__doc__ or "").strip())
+        message = message or (type(self).__doc__ or "").strip()
+        super().__init__(hide_credentials(message) if self.hides_credentials else message)
 
     def __init_subclass__(cls) -> None:
         cls.code = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
@@ -93,6 +98,8 @@ class InvalidItem(InvalidSubmission):
 
 class DuplicateKey(InvalidSubmission):
     """Two items of the job have the same key; keys must be unique within a job."""
+
+    hides_credentials = False
 
 
 class EmptyJob(InvalidSubmission):

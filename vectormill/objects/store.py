@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SCHEMES: Final = ("s3", "gs", "az", "file")
 DESCRIBED: Final = "s3://bucket/…, gs://bucket/…, az://container/… or file:///folder/…"
+# A query of a URL, unlike the ? of a pattern.
+QUERY: Final = re.compile(r"\?[^/?&=*\[]+=")
 # The characters that begin a pattern in a URL.
 WILD: Final = "*?["
 LISTED_AT_ONCE: Final = 1000
@@ -56,6 +58,11 @@ def normalize(url: str) -> str:
         raise InvalidOption(f"{url!r} needs an absolute path: file:///folder/….")
     if scheme != "file" and not parts[0]:
         raise InvalidOption(f"{url!r} names no bucket; write {DESCRIBED}.")
+    if QUERY.search(path) or (scheme != "file" and "@" in parts[0]):
+        raise InvalidOption(
+            f"{url!r} has credentials or a query, which would be stored and shown; processes that read objects take "
+            "credentials from their environment."
+        )
     if any(part in (".", "..") for part in parts) or "\0" in path:
         raise InvalidOption(f"{url!r} has a part '.' or '..', which names of objects must not have.")
     return f"{scheme}://{path.rstrip('/')}"

@@ -3,8 +3,8 @@
 The context of the current work (a job, a chunk, a request, a trace) is set once and added to each JSON line
 that its thread or task writes meanwhile. A child writes to its log file directly and not to a pipe, so that
 it never blocks on a slow reader, and its last lines survive the parent's death. Files are opened for
-appending, so that they can be truncated while they are written. Imports only the standard library, because
-model processes log too.
+appending, so that they can be truncated while they are written. Imports hardly more than the standard library,
+because model processes log too.
 """
 
 import json
@@ -19,6 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, BinaryIO, Final, TextIO
+
+from vectormill.domain.credentials import hide_credentials
 
 TEXT: Final = "text"
 JSON: Final = "json"
@@ -41,6 +43,13 @@ def logging_with(**known: Any) -> Iterator[None]:
         _known.reset(token)
 
 
+class LineFormatter(logging.Formatter):
+    """Formats a log record as text, without the credentials of URLs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return hide_credentials(super().format(record))
+
+
 class JsonFormatter(logging.Formatter):
     """Formats a log record as one JSON object in ASCII, which is safe for every terminal and pipe.
 
@@ -56,13 +65,13 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": hide_credentials(record.getMessage()),
             "process": self._process,
             "pid": record.process,
         }
         line |= {name: value for name, value in _known.get().items() if name not in _OWN}
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = hide_credentials(self.formatException(record.exc_info))
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
         return json.dumps(line, default=str)
@@ -77,12 +86,11 @@ def begin_logging(
     """
     global _format
     _format = log_format
-    if log_format != JSON:
-        logging.basicConfig(level=level, format=line, stream=stream)
-        return
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter(process))
+    handler.setFormatter(JsonFormatter(process) if log_format == JSON else LineFormatter(line))
     logging.basicConfig(level=level, handlers=[handler])
+    if log_format != JSON:
+        return
     logging.captureWarnings(True)
     sys.excepthook = _log_last_error
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from vectormill.domain.credentials import hide_credentials
 from vectormill.domain.errors import InvalidItem, VectormillError
 from vectormill.jobs.item import Items
 from vectormill.rows.decoding import RowBatch
@@ -65,7 +66,7 @@ class Assembler:
     noun = "row"
 
     def __init__(self, name: str, max_key_bytes: int, complaints: Complaints | None = None) -> None:
-        self._name = name
+        self._name = hide_credentials(name)
         self._max_key_bytes = max_key_bytes
         self.complaints = Complaints() if complaints is None else complaints
         self._num_rows = 0

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 import msgspec
 from msgspec import Meta, Struct
 
+from vectormill.domain.credentials import hide_in_options
 from vectormill.moments import Moment
 from vectormill.operation import Identifier, describe, one_of
-from vectormill.sources.source import SOURCE_KINDS, SavedSource, hide_files
+from vectormill.sources.source import SOURCE_KINDS, SavedSource
 
 if TYPE_CHECKING:  # the client imports this module, and these come with the server only
     from vectormill.sources.following import Following
@@ -134,7 +135,7 @@ def describe_source(saved: SavedSource, report: "SourceReport | None" = None) ->
         SourceBody,
         saved,
         kind=saved.source.kind,
-        options=hide_files(saved.source.options),
+        options=hide_in_options(saved.source.options),
         split=dict(saved.source.split),
         check=None if report is None else describe_check(report),
     )

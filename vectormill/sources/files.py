@@ -21,7 +21,7 @@ from vectormill.rows.decoding import PARQUET, read_rows
 from vectormill.rows.inputs import TextTree, find_format
 from vectormill.settings import Settings
 from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, Reader, SourceAssembler, SourcePlace
-from vectormill.sources.source import LOCAL, FileOptions, TreeOptions, hide_queries
+from vectormill.sources.source import LOCAL, FileOptions, TreeOptions
 from vectormill.webhooks.targets import refuse_address
 
 
@@ -79,19 +79,19 @@ class FileReader(Reader):
 
     def read(self) -> Iterator[Sequence[Item]]:
         for store, path in self._find_files():
-            name, settings, format = hide_queries(path), self._place.settings, self._choose_format(path)
-            assembler = SourceAssembler(name, settings.max_key_bytes, self.complaints)
+            settings, format = self._place.settings, self._choose_format(path)
+            assembler = SourceAssembler(path, settings.max_key_bytes, self.complaints)
             choose = self._options.item_columns.find
             try:
                 stamp = read_stamp(store, path)
                 with open_bytes(store, path) as file:
-                    for batch in read_rows(file, format, choose, name, settings.max_line_bytes):
+                    for batch in read_rows(file, format, choose, path, settings.max_line_bytes):
                         items = assembler.assemble_batch(batch)
                         for start in range(0, len(items), MOST_ROWS):
                             yield items[start : start + MOST_ROWS]
                 if read_stamp(store, path) != stamp:
                     raise SourceInterrupted(
-                        f"{hide_queries(path)} was changed while it was being read, so the rows may be incomplete. "
+                        f"{path} was changed while it was being read, so the rows may be incomplete. "
                         "Write changes to a new file and rename it into place."
                     )
             except SourceFailed:
@@ -128,9 +128,7 @@ class FileReader(Reader):
             except Exception as error:
                 raise SourceFailed(describe_failure(pattern, error)) from error
             if not found:
-                raise SourceFailed(
-                    f"No file matches {hide_queries(pattern)} on the machine that reads the source."
-                )
+                raise SourceFailed(f"No file matches {pattern} on the machine that reads the source.")
             for path in found:
                 if isinstance(store, LocalFileSystem):
                     check_local(Path(path), self._place.settings.source_root)
@@ -209,7 +207,7 @@ def open_bytes(store: Any, path: str) -> BinaryIO:
 
 def describe_failure(name: str, error: Exception) -> str:
     words = " ".join(str(error).split()) or type(error).__name__
-    return hide_queries(f"{name} cannot be read: {words.rstrip('.')}.")
+    return f"{name} cannot be read: {words.rstrip('.')}."
 
 
 # The number is small, because files may be long and the first batch is ready only after this many files.

@@ -4,7 +4,6 @@ Each kind of source is a class of options, listed in KINDS, whose `open` returns
 this module, so reader modules are imported only when a source is opened.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -69,23 +68,6 @@ class SavedSource:
     source: Source
     created_at: datetime
     updated_at: datetime
-
-
-# Query strings of URLs: anybody who reads a presigned address or a shared-access signature can use it. A "?"
-# of a glob is not followed by "=".
-QUERY_OF_URL: Final = re.compile(r"(?<=\?)[^\s?'\"]*=[^\s'\"]*")
-
-
-def hide_queries(text: str) -> str:
-    """Return the text with the query strings of its URLs replaced by an ellipsis."""
-    return QUERY_OF_URL.sub("…", text) if "://" in text else text
-
-
-def hide_files(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without query strings of file URLs, since any key of scope read may see them."""
-    files = options.get("files")
-    hidden = {"files": [hide_queries(str(name)) for name in files]} if files else {}
-    return {**options, **hidden}
 
 
 Named = Annotated[str, Meta(min_length=1, max_length=1024)]

@@ -23,7 +23,7 @@ from vectormill.rows.columns import Columns
 from vectormill.rows.values import encode_fitting_metadata
 from vectormill.sources.files import open_bytes, open_store
 from vectormill.sources.reader import Complaints, SourceAssembler, SourcePlace
-from vectormill.sources.source import SqlOptions, hide_queries
+from vectormill.sources.source import SqlOptions
 from vectormill.sources.sql import SqlReader
 
 # With 4,096 dimensions as texts of a query this is some 100 MiB.
@@ -103,8 +103,7 @@ def open_files(pattern: str, columns: ImportColumns, place: SourcePlace) -> Vect
 
     @contextmanager
     def opened(path: str) -> Iterator[Any]:
-        name = hide_queries(path)
-        with naming(name, SourceFailed), open_bytes(store, path) as file, open_parquet(file) as table:
+        with naming(path, SourceFailed), open_bytes(store, path) as file, open_parquet(file) as table:
             yield table
 
     def read() -> Iterator[VectorRows]:
@@ -112,7 +111,7 @@ def open_files(pattern: str, columns: ImportColumns, place: SourcePlace) -> Vect
             with opened(path) as table:
                 try:
                     wanted = Columns(columns.vector, columns.key, metadata=tuple(columns.names))
-                    wanted.find(table.schema_arrow.names, hide_queries(path))
+                    wanted.find(table.schema_arrow.names, path)
                 except InvalidItem as error:
                     raise SourceFailed(str(error)) from error
                 for batch in table.iter_batches(BATCH_ROWS, columns=columns.names):
