@@ -101,6 +101,12 @@ class QueryMetrics:
             "Searches whose texts were sent again because a worker or Redis had lost them.",
             registry=registry,
         )
+        self.refusals = Counter(
+            "vectormill_query_answers_refused_total",
+            "Answers in Redis that were no worker's: `reason` is unsigned, forged, unreadable or oversized.",
+            ["reason"],
+            registry=registry,
+        )
         self.seconds = Histogram(
             "vectormill_query_seconds",
             "Time until the texts of a search were encoded.",

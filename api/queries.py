@@ -27,18 +27,21 @@ from sqlalchemy import Engine
 from api.metrics import QueryMetrics
 from vectormill.broker.queries import (
     PULSE_SECONDS,
+    QUERY_KEY,
     Answer,
     EncodedTexts,
     NotEncoded,
     Query,
     QueryAccepted,
     QueryProducer,
+    Signer,
     UnreadableMessage,
     name_space,
-    write_message,
+    write_query,
     write_spec,
 )
 from vectormill.coalescer import Coalescer
+from vectormill.db.secrets import load_secret
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import EncodingTimeout, InvalidItem, QueryLost, Unavailable
 from vectormill.jobs.item import find_text_failure
@@ -126,10 +129,14 @@ class Message:
     content: bytes
     answer: "asyncio.Future[EncodedTexts | NotEncoded]"
     next_look: float  # the time of the next check, on the event loop's clock
+    signature: bytes
     taker: str | None = None
     is_missed: bool = False  # True if the last check did not find it
+    refusal: UnreadableMessage | None = None  # of an answer that was no worker's
 
     def describe_loss(self) -> str:
+        if self.refusal is not None:
+            return f"an answer was refused, since {self.refusal}; restart workers of an earlier release"
         if self.taker is None:
             return "no worker has taken it, or Redis has lost it"
         return f"worker {self.taker} had it and is gone, or Redis has lost its answer"
@@ -158,6 +165,7 @@ class QueryExchange:
             count=lambda _, waiting: count_together(waiting),
         )
         self._messages: dict[bytes, Message] = {}
+        self._refusals: set[str] = set()  # the reasons that were logged
         self._takers: dict[str, dict[str, float]] = {}  # by space: when each worker last took a message
         self._producer: QueryProducer | None = None
         self._hearing: asyncio.Task[None] | None = None
@@ -265,9 +273,10 @@ class QueryExchange:
         Raise MessageLost, QueryLost if there is no worker for a repeated message, and Unavailable.
         """
         try:
-            message = await self._post_message(self._connect(), spec, together)
+            producer = await self._connect()
+            message = await self._post_message(producer, spec, together)
             try:
-                answer = await self._wait_for_answer(self._connect(), message, together)
+                answer = await self._wait_for_answer(producer, message, together)
             finally:
                 del self._messages[message.id]
             return split_answer(answer, together)
@@ -276,10 +285,13 @@ class QueryExchange:
                 logger.warning("A message of %d queries got no answer: %s", len(together), loss)
             raise
 
-    def _connect(self) -> QueryProducer:
-        if self._producer is None:
+    async def _connect(self) -> QueryProducer:
+        if self._producer is not None:
+            return self._producer
+        secret = await run_in_threadpool(load_secret, self._engine, QUERY_KEY)
+        if self._producer is None:  # nobody has connected meanwhile
             assert self._settings.redis_url is not None
-            self._producer = QueryProducer(self._settings.redis_url)
+            self._producer = QueryProducer(self._settings.redis_url, Signer(*secret))
             self._hearing = asyncio.create_task(self._hear(self._producer), name="answers to queries")
             self._hearing.add_done_callback(log_failure)
         return self._producer
@@ -335,24 +347,40 @@ class QueryExchange:
             spell_spec(spec),
             [text for asked in together for text in asked.texts],
             [asked.traceparent for asked in together if asked.traceparent is not None],
-        )
+        ).sign(producer.signer)
         next_look = loop.time() + FIRST_LOOK_SECONDS
-        return Message(query.id, find_space(spec), write_message(query), loop.create_future(), next_look)
+        content, answer = write_query(query), loop.create_future()
+        return Message(query.id, find_space(spec), content, answer, next_look, query.signature)
 
     # ---- from the workers
 
     async def _hear(self, producer: QueryProducer) -> None:
         while True:
             try:
-                answer = await producer.hear()
+                answer = await producer.hear(self._find_signature)
             except RedisError:
                 await asyncio.sleep(AWAY_SECONDS)
                 continue
             except UnreadableMessage as error:
-                logger.error("An answer to a query was ignored: %s", error)
+                self._refuse(error)
                 continue
             if answer is not None and (message := self._messages.get(answer.id)) is not None:
                 self._take(message, answer)
+
+    def _find_signature(self, query_id: bytes) -> bytes | None:
+        message = self._messages.get(query_id)
+        return None if message is None else message.signature
+
+    def _refuse(self, refusal: UnreadableMessage) -> None:
+        """Count an answer that is none, and log the first one of each kind; the query waits for a true one."""
+        self._metrics.refusals.labels(refusal.reason).inc()
+        if (message := self._messages.get(refusal.query_id)) is not None:
+            message.refusal = refusal
+        if refusal.reason not in self._refusals:
+            self._refusals.add(refusal.reason)
+            logger.error(
+                "An answer to a query was refused, and further ones will be only counted: %s", refusal
+            )
 
     def _take(self, message: Message, answer: Answer) -> None:
         if isinstance(answer, QueryAccepted):

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from tests.api_server import api_client
 from tests.models import DEVICE
-from tests.queries import SPACE
+from tests.queries import SIGNER, SPACE
 from tests.services import connected_engine, migrated_database
 from tests.waiting import wait_for
 from vectormill.broker.queries import QueryConsumer, queue_key
@@ -41,7 +41,7 @@ def open_front_door(postgres_url: str, redis_url: str, cache: Path, **settings: 
     model = EncodingEngine(Registry({}).card(DEFAULT_MODEL, weights=True), DEVICE, worker_settings, cache)
     model.start()
     try:
-        listener = QueryListener(QueryConsumer(redis_url, SPACE, "front-door"), model, "front-door")
+        listener = QueryListener(QueryConsumer(redis_url, SPACE, "front-door", SIGNER), model, "front-door")
         listener.start()
         try:
             with Redis.from_url(redis_url) as redis:

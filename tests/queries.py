@@ -6,12 +6,14 @@ from typing import Final
 from uuid import uuid4
 
 from tests.obedient_engine import ObedientEngine
-from vectormill.broker.queries import Query, QueryConsumer, name_space
+from tests.services import QUERY_KEY
+from vectormill.broker.queries import Query, QueryConsumer, Signer, name_space
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.engine.request import EncodeRequest
 from worker.queries import QueryEngine, QueryListener
 
 _CARD = Registry({}).card(DEFAULT_MODEL)
+SIGNER: Final = Signer(QUERY_KEY)
 SPACE: Final = name_space(_CARD.name, _CARD.revision, "+".join(_CARD.pooling))
 
 
@@ -19,7 +21,7 @@ SPACE: Final = name_space(_CARD.name, _CARD.revision, "+".join(_CARD.pooling))
 def opening_consumer(redis_url: str) -> Iterator[tuple[QueryConsumer, str]]:
     """Yield the consumer of a worker that does nothing by itself, and the worker's name."""
     worker = f"worker-{uuid4().hex[:6]}"
-    consumer = QueryConsumer(redis_url, SPACE, worker)
+    consumer = QueryConsumer(redis_url, SPACE, worker, SIGNER)
     try:
         yield consumer, worker
     finally:
@@ -39,7 +41,7 @@ def listening(
     """
     worker = f"worker-{uuid4().hex[:6]}"
     listener = QueryListener(
-        QueryConsumer(redis_url, space, worker), engine or ObedientEngine(before), worker
+        QueryConsumer(redis_url, space, worker, SIGNER), engine or ObedientEngine(before), worker
     )
     listener.start()
     try:

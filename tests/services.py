@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Final
 from uuid import uuid4
 
 import psycopg
@@ -57,6 +58,10 @@ def migrated_database(postgres_url: str) -> Iterator[str]:
             connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
+# The key of all databases here, so that a worker of a test needs no connection to find it.
+QUERY_KEY: Final = b"the key of all tests' databases."
+
+
 @cache
 def _migrated_template(postgres_url: str) -> str:
     """Return the name of a migrated database to copy others from, which is faster than migrating each.
@@ -66,6 +71,8 @@ def _migrated_template(postgres_url: str) -> str:
     with _administering(postgres_url) as connection:
         name = _create_database(connection, template="template1")
         upgrade(_of_database(postgres_url, name))
+        with psycopg.connect(_of_database(postgres_url, name).replace("+psycopg", "", 1)) as migrated:
+            migrated.execute("UPDATE vectormill.secrets SET value = %s WHERE name = 'queries'", [QUERY_KEY])
         closed = sql.SQL("ALTER DATABASE {} WITH IS_TEMPLATE true ALLOW_CONNECTIONS false")
         connection.execute(closed.format(sql.Identifier(name)))
     return name

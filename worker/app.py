@@ -24,8 +24,9 @@ from rich.console import Console
 
 from vectormill.broker.app import ENCODE_CHUNK, make_app, queue_of
 from vectormill.broker.doorbell import WakeUpSender
-from vectormill.broker.queries import QueryConsumer, name_space
+from vectormill.broker.queries import QUERY_KEY, QueryConsumer, Signer, name_space
 from vectormill.broker.queues import QueueReader
+from vectormill.db.secrets import load_secret
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError, ModelError
 from vectormill.models.registry import open_registry
@@ -46,6 +47,7 @@ from worker.engine.engine import Engine
 from worker.engine.executor import DEAD
 from worker.identity import EndedWorker, FailureNotice, WorkerIdentity, release_chunks_of, take_name
 from worker.loading import LoadingDisplay
+from worker.messages import forget_foreign_tasks
 from worker.placement.placement import Assignment, read_assignment
 from worker.queries import QueryListener
 from worker.report import ReportMaker, WorkerReport
@@ -178,7 +180,8 @@ def run_replica(
         prover.read_period,
     )
     space = name_space(card.name, card.revision, "+".join(card.pooling))
-    listener = QueryListener(QueryConsumer(redis_url, space, identity.owner), engine, identity.owner)
+    consumer = QueryConsumer(redis_url, space, identity.owner, Signer(*load_secret(heart, QUERY_KEY)))
+    listener = QueryListener(consumer, engine, identity.owner)
     queues = QueueReader(redis_url)
     watchdog = Watchdog(queues, identity.model, keeper, engine, lambda: state.all_total_count[0])
     reports.start()
@@ -262,7 +265,9 @@ class BufferingConsumer(Consumer):
 def consume(app: Celery, encoder: ChunkEncoder, identity: WorkerIdentity, slots: int) -> None:
     """Register the task and run the Celery worker in this thread until it is stopped."""
 
-    @app.task(name=ENCODE_CHUNK)
+    forget_foreign_tasks(app)
+
+    @app.task(name=ENCODE_CHUNK, Strategy="worker.messages:handle_dispatches")
     def encode_chunk(chunk_id: int, dispatch_seq: int) -> Result:
         return encoder.encode_chunk(chunk_id)
 

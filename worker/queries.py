@@ -7,6 +7,7 @@ neither the text of a query nor the message of an error, which may quote a text.
 import functools
 import logging
 import threading
+from collections import deque
 from contextlib import AbstractContextManager, suppress
 from typing import Final, Protocol
 
@@ -64,6 +65,9 @@ class QueryListener:
         self._engine = engine
         self._worker = worker
         self._in_hand: set[bytes] = set()
+        # A query that is put into Redis again is not encoded again.
+        self._served: deque[bytes] = deque(maxlen=1024)
+        self._refusals: set[str] = set()  # the reasons that were logged
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         # With several threads, one query is tokenized while another is encoded, and the engine puts both into
@@ -114,13 +118,18 @@ class QueryListener:
             except RedisError:
                 self._stopping.wait(AWAY_SECONDS)  # the pulse thread has logged the error
             except UnreadableMessage as error:
-                logger.error("Skipped an unreadable query: %s", error)
+                if error.reason not in self._refusals:
+                    self._refusals.add(error.reason)
+                    logger.error("Skipped a query, and will skip such ones without a word: %s", error)
             else:
                 if query is not None and not self._consumer.is_expired(query):
                     self._serve(query)
 
     def _serve(self, query: Query) -> None:
         with self._lock:
+            if query.id in self._served:
+                return
+            self._served.append(query.id)
             self._in_hand.add(query.id)
         try:
             self._consumer.answer(query, QueryAccepted(query.id, self._worker))

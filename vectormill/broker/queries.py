@@ -3,16 +3,22 @@
 Only these messages contain texts: a query is not durable, and is worthless once its client has gone
 (docs/decisions/0023). Each message is a version byte followed by MessagePack. New fields go to the end of a
 list, where an earlier release ignores them.
+
+A query is signed, and so is its answer, together with the signature of the query, so that it fits no other query
+(docs/decisions/0106). An answer begins with SIGNED, the query's id and the signature instead of the version.
 """
 
 import hashlib
+import hmac
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
 from redis import Redis
+from redis._parsers import _AsyncRESP2Parser  # there is no public way to bound the size of a reply
 from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
@@ -21,6 +27,9 @@ from redis.retry import Retry
 from vectormill.domain.encoding import EncodingSpec
 
 VERSION: Final = b"\x01"
+SIGNED: Final = b"\x02"
+ID_BYTES: Final = 8
+SIGNATURE_BYTES: Final = 32
 PREFIX: Final = "vectormill:queries:"
 # A worker sends a heartbeat with the ids of its queries at this interval, and counts as dead DEAD_SECONDS after
 # the last one.
@@ -44,6 +53,17 @@ class Query(msgspec.Struct, frozen=True, array_like=True):
     spec: bytes  # EncodingSpec.to_json() as JSON, the same bytes for the same spec
     texts: list[bytes]
     traceparents: list[str] = []
+    signature: bytes = b""  # of all that stands before it
+
+    def encode_signed_part(self) -> bytes:
+        return _ENCODER.encode(msgspec.structs.astuple(self)[: QUERY_FIELDS.index("signature")])
+
+    def sign(self, signer: "Signer") -> "Query":
+        """Return the query with its signature."""
+        return msgspec.structs.replace(self, signature=signer.sign(b"query", self.encode_signed_part()))
+
+
+QUERY_FIELDS: Final = Query.__struct_fields__
 
 
 class QueryAccepted(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
@@ -86,8 +106,39 @@ Answer = QueryAccepted | EncodedTexts | NotEncoded
 T = TypeVar("T")
 
 
+REFUSALS: Final = {
+    "unreadable": "the message does not have the format of its version",
+    "unsigned": "the message has no signature, as those of processes of an earlier release, or of a stranger",
+    "forged": "the message has a signature that the key of this installation does not give for it",
+    "oversized": "the message is larger than any answer",
+}
+
+
 class UnreadableMessage(ValueError):
-    """The message does not have this version's format; anyone who reaches Redis can write one."""
+    """No process of ours has written the message, for one of the reasons in REFUSALS."""
+
+    def __init__(self, reason: str = "unreadable", query_id: bytes = b"") -> None:
+        super().__init__(REFUSALS[reason])
+        self.reason, self.query_id = reason, query_id
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """A key from Postgres, and the time on the monotonic clock from which messages without a signature are refused."""
+
+    key: bytes
+    required_from: float = 0.0
+
+    def sign(self, *parts: bytes) -> bytes:
+        """Return the HMAC-SHA256, 32 bytes, of the parts in this order."""
+        return hmac.digest(self.key, b"".join(parts), "sha256")
+
+    def check(self, query_id: bytes, signature: bytes, *parts: bytes) -> None:
+        """Raise UnreadableMessage unless it is the signature of these parts, or there is none and needs not be."""
+        if signature and not hmac.compare_digest(signature, self.sign(*parts)):
+            raise UnreadableMessage("forged", query_id)
+        if not signature and time.monotonic() >= self.required_from:
+            raise UnreadableMessage("unsigned", query_id)
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -95,30 +146,53 @@ _QUERY_DECODER: Final = msgspec.msgpack.Decoder(Query)
 _ANSWER_DECODER: Final = msgspec.msgpack.Decoder(Answer)
 
 
-def write_message(message: Query | Answer) -> bytes:
-    return VERSION + _ENCODER.encode(message)
+def write_query(query: Query) -> bytes:
+    return VERSION + _ENCODER.encode(query)
 
 
-def read_query(message: bytes) -> Query:
-    """Decode a query. Raise UnreadableMessage."""
-    return _read(message, _QUERY_DECODER)
+def read_query(message: bytes, signer: Signer) -> Query:
+    """Decode a query. Raise UnreadableMessage, also if it has no or another signature."""
+    query = _read(message, _QUERY_DECODER)
+    signer.check(query.id, query.signature, b"query", query.encode_signed_part())
+    return query
 
 
-def read_answer(message: bytes) -> Answer:
-    """Decode an answer. Raise UnreadableMessage."""
+def write_answer(query: Query, answer: Answer, signer: Signer) -> bytes:
+    """Encode an answer with a signature, unless the query has none and is of an API that cannot read it."""
+    content = _ENCODER.encode(answer)
+    if not query.signature:
+        return VERSION + content
+    return b"".join((SIGNED, query.id, signer.sign(b"answer", query.signature, content), content))
+
+
+def read_answer(message: bytes, find: Callable[[bytes], bytes | None], signer: Signer) -> Answer | None:
+    """Decode an answer; None if it is to no query for which `find` returns the signature by the id.
+
+    Raise UnreadableMessage, also if it has no or another signature.
+    """
+    is_signed = message[:1] == SIGNED
+    if is_signed:
+        query_id, rest = message[1 : 1 + ID_BYTES], message[1 + ID_BYTES :]
+        signature, content = rest[:SIGNATURE_BYTES], rest[SIGNATURE_BYTES:]
+        if (query := find(query_id)) is None:
+            return None
+        signer.check(query_id, signature or b"none", b"answer", query, content)
+        message = VERSION + content
     answer: Answer = _read(message, _ANSWER_DECODER)
+    if find(answer.id) is None:
+        return None
+    if not is_signed:
+        signer.check(answer.id, b"")
     return answer
 
 
 def _read(message: bytes, decoder: "msgspec.msgpack.Decoder[T]") -> T:
     if message[:1] != VERSION:
-        raise UnreadableMessage(
-            f"The message has version {message[:1].hex() or 'none'}, not {VERSION.hex()}."
-        )
+        raise UnreadableMessage
     try:
         return decoder.decode(message[1:])
     except msgspec.MsgspecError as error:
-        raise UnreadableMessage("The message does not match the format of its version.") from error
+        raise UnreadableMessage from error
 
 
 def write_pulse(in_hand: set[bytes]) -> bytes:
@@ -140,7 +214,7 @@ def read_spec(message: bytes) -> EncodingSpec:
     try:
         return EncodingSpec.from_json(msgspec.json.decode(message))
     except (msgspec.MsgspecError, TypeError, KeyError, AttributeError) as error:
-        raise UnreadableMessage("The spec cannot be decoded.") from error
+        raise UnreadableMessage from error
 
 
 def name_space(model: str, revision: str, pooling: str) -> str:
@@ -175,7 +249,23 @@ def answers_key(api: str) -> str:
     return f"{PREFIX}answers:{api}"
 
 
+QUERY_KEY: Final = "queries"  # the name of the signing key in Postgres
 HEAR_SECONDS: Final = 5.0
+MAX_REPLY_BYTES: Final = 128 << 20
+
+
+class BoundedParser(_AsyncRESP2Parser):
+    """A parser of Redis's replies that reads no value of more than MAX_REPLY_BYTES into memory.
+
+    redis-py closes the connection then, and opens another.
+    """
+
+    async def _read(self, length: int) -> bytes:
+        if length > MAX_REPLY_BYTES:
+            raise UnreadableMessage("oversized")
+        return await super()._read(length)
+
+
 # If no worker takes queries, their list is deleted when the last of them has expired.
 POST: Final = """
 if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
@@ -191,13 +281,16 @@ class QueryProducer:
     Every method but `close` raises redis.exceptions.RedisError while Redis is away.
     """
 
-    def __init__(self, redis_url: str) -> None:
+    def __init__(self, redis_url: str, signer: Signer) -> None:
+        self.signer = signer
         self.address = answers_key(secrets.token_hex(8))
         self._redis = AsyncRedis.from_url(
             redis_url,
             socket_timeout=2 * HEAR_SECONDS,
             socket_connect_timeout=1,
             retry=AsyncRetry(NoBackoff(), 0),
+            parser_class=BoundedParser,
+            protocol=2,
         )
         self._post = self._redis.register_script(POST)
 
@@ -211,10 +304,10 @@ class QueryProducer:
         keys = [queue_key(space), listeners_key(space)]
         return bool(await self._post(keys=keys, args=[message, int(seconds * 1000)]))
 
-    async def hear(self) -> Answer | None:
-        """Wait for the next answer and return it; None after a time-out. Raise UnreadableMessage."""
+    async def hear(self, find: Callable[[bytes], bytes | None]) -> Answer | None:
+        """Wait for the next message and return the answer in it, as read_answer does; None also after a time-out."""
         found = await cast(Any, self._redis.blpop([self.address], timeout=HEAR_SECONDS))
-        return None if found is None else read_answer(found[1])
+        return None if found is None else read_answer(found[1], find, self.signer)
 
     async def look_at_workers(self, workers: Iterable[str]) -> dict[str, set[bytes]]:
         """Return by worker the ids of the queries that it holds; none for a dead worker."""
@@ -258,7 +351,8 @@ class QueryConsumer:
     Every method but `close` raises redis.exceptions.RedisError while Redis is away.
     """
 
-    def __init__(self, redis_url: str, space: str, worker: str) -> None:
+    def __init__(self, redis_url: str, space: str, worker: str, signer: Signer) -> None:
+        self._signer = signer
         self._queue, self._listeners, self._pulse = queue_key(space), listeners_key(space), pulse_key(worker)
         self._bell = bell_key(worker)
         # A blindly repeated command may run twice, so retries are left to the caller.
@@ -282,7 +376,7 @@ class QueryConsumer:
         found = self._redis.blpop([self._bell, self._queue], timeout=TAKE_SECONDS)
         if found is None or found[0] == self._bell.encode():
             return None
-        return read_query(cast(bytes, found[1]))
+        return read_query(cast(bytes, found[1]), self._signer)
 
     def wake(self, num_threads: int) -> None:
         """Make this many threads that wait in `take` return at once."""
@@ -297,7 +391,7 @@ class QueryConsumer:
 
     def answer(self, query: Query, answer: Answer) -> None:
         with self._redis.pipeline(transaction=False) as pipeline:
-            pipeline.rpush(query.answers, write_message(answer))
+            pipeline.rpush(query.answers, write_answer(query, answer, self._signer))
             pipeline.pexpire(query.answers, int(ANSWERS_SECONDS * 1000))
             pipeline.execute()
 

@@ -20,7 +20,7 @@ from tests.api_server import (
     submit,
 )
 from tests.database import ask
-from tests.queries import SPACE, listening, opening_consumer, take_one
+from tests.queries import SIGNER, SPACE, listening, opening_consumer, take_one
 from tests.residue import find_residue
 from tests.waiting import repeating, wait_for
 from vectormill.broker.queries import (
@@ -28,7 +28,7 @@ from vectormill.broker.queries import (
     QueryAccepted,
     QueryConsumer,
     queue_key,
-    write_message,
+    write_query,
     write_spec,
 )
 from vectormill.collections.collections import find_generation
@@ -164,8 +164,8 @@ def test_a_query_for_which_nobody_waits_is_passed_over(
 ) -> None:
     seen: list[list[bytes]] = []
     spec = write_spec(ask(engine, find_generation, "docs").spec)
-    late = Query(b"12345678", "vectormill:queries:answers:none", 1, 1000, spec, [b"too late"])
-    redis.rpush(queue_key(SPACE), b"no message", write_message(late))
+    late = Query(b"12345678", "vectormill:queries:answers:none", 1, 1000, spec, [b"too late"]).sign(SIGNER)
+    redis.rpush(queue_key(SPACE), b"no message", write_query(late))
     with listening(redis_url, lambda request: seen.append(list(request.texts))):
         wait_for_listener(redis)
         assert client.post(SEARCH, json={"text": "text 4"}).status_code == 200

@@ -1,6 +1,7 @@
 """Messages of queries, and which of them go together: read as they were written, and nothing else is taken for one."""
 
 import asyncio
+import time
 
 import msgspec
 import numpy as np
@@ -20,57 +21,112 @@ from api.queries import (
 )
 from tests.kinds import representations_of
 from tests.protocol import SPEC
+from tests.queries import SIGNER
 from vectormill.broker.queries import (
     Answer,
     EncodedTexts,
     NotEncoded,
     Query,
     QueryAccepted,
+    Signer,
     UnreadableMessage,
     name_space,
     read_answer,
     read_pulse,
     read_query,
     read_spec,
-    write_message,
+    write_answer,
+    write_query,
     write_spec,
 )
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
-QUERY = Query(b"8 bytes.", "answers", 1234, 1000, write_spec(SPEC), [b"text", "zwölf".encode()])
+QUERY = Query(b"8 bytes.", "answers", 1234, 1000, write_spec(SPEC), [b"text", "zwölf".encode()]).sign(SIGNER)
+
+
+def read_own(message: bytes, query: Query = QUERY, signer: Signer = SIGNER) -> Answer | None:
+    return read_answer(message, {query.id: query.signature}.get, signer)
 
 
 def test_a_query_arrives_as_it_was_written() -> None:
-    assert read_query(write_message(QUERY)) == QUERY
+    assert read_query(write_query(QUERY), SIGNER) == QUERY
     assert read_spec(QUERY.spec) == SPEC
 
 
 def test_the_texts_come_after_the_first_128_bytes_which_redis_keeps_of_a_slow_command() -> None:
-    assert write_message(QUERY).index(b"zw") > 128
+    assert write_query(QUERY).index(b"zw") > 128
+
+
+ANSWERS: list[Answer] = [
+    QueryAccepted(QUERY.id, "worker"),
+    EncodedTexts(QUERY.id, 2, np.ones((2, 2), dtype="<f4").tobytes(), {1: "empty"}, b"\0" * 8, [0]),
+    NotEncoded(QUERY.id, "stopped"),
+]
 
 
 def test_an_answer_arrives_as_it_was_written() -> None:
-    cases: list[Answer] = [
-        QueryAccepted(b"1", "worker"),
-        EncodedTexts(b"1", 2, np.ones((2, 2), dtype="<f4").tobytes(), {1: "empty"}, b"\0" * 8, [0]),
-        NotEncoded(b"1", "stopped"),
-    ]
-    for answer in cases:
-        assert read_answer(write_message(answer)) == answer
+    for answer in ANSWERS:
+        assert read_own(write_answer(QUERY, answer, SIGNER)) == answer
 
 
 def test_what_is_no_message_is_refused() -> None:
-    cases: list[bytes] = [b"", b"\x01", b"\x02\x90", b"\x01\xc0", b"\x01" + b"\xff" * 20, b"{}"]
+    cases: list[bytes] = [b"", b"\x01", b"\x03\x90", b"\x01\xc0", b"\x01" + b"\xff" * 20, b"{}"]
     for message in cases:
-        for read in (read_query, read_answer, read_pulse):
+        for read in (lambda it: read_query(it, SIGNER), read_own, read_pulse):
             with pytest.raises(UnreadableMessage):
                 read(message)
 
 
 def test_a_message_of_a_later_release_may_have_more() -> None:
-    longer = b"\x01" + bytes([write_message(QUERY)[1] + 1]) + write_message(QUERY)[2:] + b"\xa3new"
-    assert read_query(longer) == QUERY
+    longer = b"\x01" + bytes([write_query(QUERY)[1] + 1]) + write_query(QUERY)[2:] + b"\xa3new"
+    assert read_query(longer, SIGNER) == QUERY
+
+
+def test_no_message_is_taken_that_differs_in_any_way_from_what_was_signed() -> None:
+    stranger = Signer(bytes(32))
+    for field, value in (
+        ("id", b"7 bytes"),
+        ("answers", "another"),
+        ("expires_at", 9999),
+        ("max_text_chars", 1),
+        ("spec", b"{}"),
+        ("texts", [b"text", b"zw"]),
+        ("traceparents", ["another"]),
+        ("signature", bytes(32)),
+    ):
+        with pytest.raises(UnreadableMessage, match="the key of this installation"):
+            read_query(write_query(msgspec.structs.replace(QUERY, **{field: value})), SIGNER)
+    with pytest.raises(UnreadableMessage, match="the key of this installation"):
+        read_query(write_query(QUERY.sign(stranger)), SIGNER)
+    with pytest.raises(UnreadableMessage, match="no signature"):
+        read_query(write_query(msgspec.structs.replace(QUERY, signature=b"")), SIGNER)
+    other = msgspec.structs.replace(QUERY, texts=[b"other"]).sign(SIGNER)
+    for answer in ANSWERS:
+        true = write_answer(QUERY, answer, SIGNER)
+        for forged in (
+            write_answer(QUERY, answer, stranger),
+            write_answer(other, answer, SIGNER),  # the answer to another query, under the id of this one
+            *(true[:at] + bytes([true[at] ^ 1]) + true[at + 1 :] for at in range(9, len(true))),
+            *(true[:end] for end in range(9, len(true))),
+            true + b"\0",
+        ):
+            with pytest.raises(UnreadableMessage, match="the key of this installation"):
+                read_own(forged)
+        unsigned = write_answer(msgspec.structs.replace(QUERY, signature=b""), answer, SIGNER)
+        with pytest.raises(UnreadableMessage, match="no signature"):
+            read_own(unsigned)
+        assert read_answer(true, lambda _: None, SIGNER) is None, "its client has gone"
+
+
+def test_processes_of_the_release_before_are_understood_while_an_upgrade_lasts() -> None:
+    upgrading = Signer(SIGNER.key, time.monotonic() + 60)
+    old = msgspec.structs.replace(QUERY, signature=b"")
+    assert read_query(write_query(old), upgrading) == old
+    for answer in ANSWERS:
+        unsigned = write_answer(old, answer, upgrading)
+        assert unsigned == b"\x01" + msgspec.msgpack.encode(answer), "an old API reads it"
+        assert read_own(unsigned, signer=upgrading) == answer
 
 
 def test_workers_with_another_model_share_no_queue() -> None:
@@ -138,8 +194,10 @@ def test_representations_are_split_as_they_were_sent_and_an_answer_of_another_si
     packed = [rows[0].pack(), b"", rows[1].pack()]
     sizes = np.array([len(row) for row in packed], "<i4")
     counts = np.array([3, 0, 5], "<i4").tobytes()
-    answer = EncodedTexts(b"", 0, b"".join(packed), {1: "the text is empty"}, counts, [], sizes.tobytes())
-    assert read_answer(write_message(answer)) == answer
+    answer = EncodedTexts(
+        QUERY.id, 0, b"".join(packed), {1: "the text is empty"}, counts, [], sizes.tobytes()
+    )
+    assert read_own(write_answer(QUERY, answer, SIGNER)) == answer
     first, second = split_answer(answer, [QueryTexts([b"one", b""], 0.0), QueryTexts([b"two"], 0.0)])
     assert first.vectors[1] is None
     assert first.failures == {1: "the text is empty"}
