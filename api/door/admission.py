@@ -13,12 +13,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.door.hosts import AllowedHosts, find_host_problem
 from api.door.keys import KeyGuard
 from api.limits.gates import Gates
+from api.limits.patience import PROBES
 from api.problems import Limit, Problem
 from vectormill.domain.errors import BodyTimeout
 from vectormill.settings import Settings
 
-# Health probes, which are answered even if the process is at its limit of requests.
-PROBES: Final = ("/livez", "/readyz", "/health")
 # The login form needs no API key. It must arrive within this time, and logins have a limit of their own.
 LOGIN: Final = "/console/login"
 LOGIN_SECONDS: Final = 10.0

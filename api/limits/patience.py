@@ -1,32 +1,78 @@
 """Patience: a connection is closed if the head of a request does not arrive in time.
 
 uvicorn waits for a request's head for ever, and no middleware sees a request before its head is complete
-(slow-loris). AdmissionControl times the body. uvicorn also sends a response's head in a packet of its own,
-which wakes the client for nothing; here the head is sent with the body.
+(slow-loris). AdmissionControl times the body. No peer gets all connections, and probes have some of their own, so that
+a flood of silent connections neither keeps others out nor has this process restarted. uvicorn also sends a response's
+head in a packet of its own, which wakes the client for nothing; here the head is sent with the body.
 """
 
 import asyncio
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from ipaddress import ip_address, ip_network
 from typing import Any, Final, cast
 
 import uvicorn
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 # Heads are parsed in the event loop; joining the pieces of a header takes time quadratic in their number.
 MAX_HEAD_BYTES: Final = 64 << 10
 CLOSING: Final = b"content-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
 LARGE_HEAD: Final = b"The head of this request is larger than 64 KiB."
-TOO_MANY: Final = b"This API process has as many connections as it takes (VECTORMILL_MAX_CONNECTIONS)."
+TOO_MANY: Final = (
+    b"This API process has as many connections as it takes, or you have (VECTORMILL_MAX_CONNECTIONS)."
+)
+# Health probes, which are answered even if the process is at its limits of connections or requests.
+PROBES: Final = ("/livez", "/readyz", "/health")
+# The share of all connections that one address may have. A trusted proxy, which has many clients, may have all.
+PEER_SHARE: Final = 0.75
+# Connections beyond the others that probes alone may use, how many of them one address may have, and the seconds for
+# the head of a request.
+RESERVED: Final = 16
+RESERVED_FOR_PEER: Final = 4
+RESERVED_SECONDS: Final = 2.0
 
 
 class PatientConfig(uvicorn.Config):
     """uvicorn's configuration with limits on the time for a request's head and on the number of connections."""
 
     def __init__(
-        self, *arguments: Any, head_seconds: float, max_connections: int = 512, **options: Any
+        self,
+        *arguments: Any,
+        head_seconds: float,
+        max_connections: int = 512,
+        forwarded_allow_ips: Sequence[str] | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(*arguments, **{**options, "http": PatientProtocol})
+        options |= {"http": PatientProtocol, "forwarded_allow_ips": forwarded_allow_ips}
+        super().__init__(*arguments, **options)
         self.head_seconds = head_seconds
         self.max_connections = max_connections
+        self.proxies = [ip_network(each) for each in forwarded_allow_ips or ()]
+        self.num_connections: Counter[tuple[bytes, bool]] = Counter()  # by peer, and whether reserved
+
+    def find_most(self, client: tuple[str, int] | None) -> int:
+        """Return how many connections a client may have that are not reserved."""
+        if client and any(ip_address(client[0].partition("%")[0]) in proxy for proxy in self.proxies):
+            return self.max_connections
+        return math.ceil(self.max_connections * PEER_SHARE)
+
+
+def find_peer(client: tuple[str, int] | None) -> bytes:
+    """Return the address of a client as bytes, of IPv6 the network of 64 bits, which one user has whole."""
+    return b"" if client is None else ip_address(client[0].partition("%")[0]).packed[:8]
+
+
+async def serve_probes(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Serve a request of a reserved connection: that of a probe as any, and refuse another."""
+    is_probe = scope["path"] in PROBES
+    await (app if is_probe else PlainTextResponse(TOO_MANY, 503, {"Connection": "close"}))(
+        scope, receive, send
+    )
 
 
 class HeadCoalescer:
@@ -69,6 +115,7 @@ class PatientProtocol(HttpToolsProtocol):
     """
 
     _timer: asyncio.TimerHandle | None = None  # runs while a head is incomplete
+    _place: tuple[bytes, bool]  # the peer, and whether the connection is reserved
     _num_heads = 0
     _head_bytes = 0  # of the incomplete head, without the read in which it began
 
@@ -76,9 +123,16 @@ class PatientProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.transport = cast(asyncio.Transport, HeadCoalescer(transport, self.loop))
         assert isinstance(self.config, PatientConfig)
-        if len(self.connections) > self.config.max_connections:
+        is_reserved = len(self.connections) > self.config.max_connections
+        self._place = find_peer(self.client), is_reserved
+        self.config.num_connections[self._place] += 1
+        most = RESERVED_FOR_PEER if is_reserved else self.config.find_most(self.client)
+        is_full = len(self.connections) > self.config.max_connections + RESERVED
+        if is_full or self.config.num_connections[self._place] > most:
             self._refuse(b"503 Service Unavailable", TOO_MANY)
             return
+        if is_reserved:
+            self.app = partial(serve_probes, self.app)
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
@@ -103,6 +157,8 @@ class PatientProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        assert isinstance(self.config, PatientConfig)
+        self.config.num_connections -= Counter([self._place])  # which forgets who has none
         super().connection_lost(exc)
 
     def _refuse(self, status: bytes, reason: bytes) -> None:
@@ -116,7 +172,8 @@ class PatientProtocol(HttpToolsProtocol):
     def _start_timer(self) -> None:
         self._stop_timer()
         assert isinstance(self.config, PatientConfig)
-        self._timer = self.loop.call_later(self.config.head_seconds, self.transport.close)
+        seconds = min(self.config.head_seconds, RESERVED_SECONDS if self._place[1] else math.inf)
+        self._timer = self.loop.call_later(seconds, self.transport.close)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

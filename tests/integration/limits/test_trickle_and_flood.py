@@ -146,6 +146,7 @@ def test_one_connection_more_than_allowed_is_refused_and_the_others_are_served(e
     with counted_client(engine, max_connections=2) as (client, _):
         assert client.get("/livez").status_code == 200  # which keeps its connection
         with connect(client) as second, connect(client) as third:
+            third.sendall(b"GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert read_all(third).startswith(b"HTTP/1.1 503 ")
             second.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             assert read_all(second).startswith(b"HTTP/1.1 200 ")
