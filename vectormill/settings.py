@@ -81,6 +81,7 @@ class Settings(BaseSettings):
     source_root: Path | None = None
     unguarded_sources: str = ""
     output_root: Path | None = None
+    output_prefixes: str = ""
     output_grace_seconds: float = Field(default=900.0, gt=0)
     search_timeout_seconds: float = Field(default=30.0, gt=0)
     put_wait_seconds: float = Field(default=5.0, ge=0)

@@ -174,11 +174,16 @@ def find_key_id(request: Request) -> int | None:
     return None if key is None else key.id
 
 
-def check_scope(request: Request, needed: str) -> None:
-    """Raise Problem if a body asks for what its API key does not include. Without any key everything is allowed."""
+def may(request: Request, needed: str) -> bool:
+    """Return whether the request's API key includes a scope. Where no key was needed everything is allowed."""
     key: CachedKey | None = request.scope.get(KEY)
-    if key is not None and not includes(key.scope, needed):
-        raise scope_missing(key, needed)
+    return key is None or includes(key.scope, needed)
+
+
+def check_scope(request: Request, needed: str) -> None:
+    """Raise Problem if a body asks for what its API key does not include."""
+    if not may(request, needed):
+        raise scope_missing(request.scope[KEY], needed)
 
 
 def scope_missing(key: CachedKey, needed: str) -> Problem:

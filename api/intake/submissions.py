@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.dependencies import Resources
-from api.door.keys import check_scope
+from api.door.keys import check_scope, may
 from api.door.media_types import JSON_TYPE, read_media_type, unsupported_media_type
 from api.intake.intake import Intake
 from api.intake.requests import (
@@ -46,7 +46,7 @@ from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.submission import Alongside, JobWriter
 from vectormill.jobs.waiting import make_job_body, refuse_unserved
-from vectormill.keys.api_key import SOURCES
+from vectormill.keys.api_key import ADMIN, SOURCES
 from vectormill.models.registry import make_spec
 from vectormill.models.suggestions import find_need
 from vectormill.objects.bodies import InputBody
@@ -63,6 +63,10 @@ BLOCK_BYTES: Final = 256 << 10
 # A request reads objects for at most this long; then it leaves them to an indexer. Proxies give an answer 30 to 60
 # seconds, of which a list of the objects or the last step may need some.
 READING_SECONDS: Final = 5.0
+OUTPUT_NOT_NAMED: Final = (
+    "{url} is below no place to which keys without the scope admin may write: name it, or a folder above it, in "
+    "VECTORMILL_OUTPUT_PREFIXES of the API, and restart the API."
+)
 NDJSON_TYPES: Final = (
     "application/x-ndjson",
     "application/ndjson",
@@ -101,8 +105,9 @@ async def receive_document(
             """Check and make the job in two transactions, and return its body as of the second one."""
             document = decode_body(body, JOB_DECODER)
             override(document, query, request.query_params)
-            if document.input is not None or document.to is not None:
+            if document.input is not None:
                 check_scope(request, SOURCES)
+            check_output(request, document.to, resources.settings)
             if (document.items is UNSET) == (document.input is None):
                 raise InvalidOption("A job needs either `items` or `input`.")
             intake = Intake(resources.settings)
@@ -130,8 +135,7 @@ async def receive_stream(
     request: Request, resources: Resources, idempotency_key: str | None, query: SubmissionQuery
 ) -> Submitted:
     """Create a job from an NDJSON body, one item per line, in constant memory, and return it, committed."""
-    if query.to is not None:
-        check_scope(request, SOURCES)
+    check_output(request, query.to, resources.settings)
     new_job = await run_in_threadpool(make_streamed_job, query, resources, idempotency_key)
     inflater = make_inflater(request, resources.settings)
     intake = Intake(resources.settings)
@@ -153,6 +157,23 @@ def submit_lines(blocks: Iterable[bytes], query: SubmissionQuery, resources: Res
         lines = LineStore(writer, new_job, intake, resources)
         lines.store(blocks)
         return lines.finish()
+
+
+def check_output(request: Request, url: str | None, settings: Settings) -> None:
+    """Raise Problem unless the request may write its results there, and InvalidOption for no URL of an object.
+
+    A key of scope admin, and who needs none, may write wherever the credentials of the processes reach.
+    """
+    if url is None:
+        return
+    check_scope(request, SOURCES)
+    place = url if url.startswith(SCHEME) else normalize(url)
+    if may(request, ADMIN) or place.startswith("file://"):  # local folders have a setting of their own
+        return
+    prefixes = [each.strip().rstrip("/") for each in settings.output_prefixes.split(",") if each.strip()]
+    # A namespace ends at the dot before its table.
+    if not any(place == each or place.startswith((f"{each}/", f"{each}.")) for each in prefixes):
+        raise Problem(403, "scope-missing", OUTPUT_NOT_NAMED.format(url=url))
 
 
 class LineStore:

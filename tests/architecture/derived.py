@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from api.openai.operations import OPERATIONS as OTHER_OPERATIONS
 from benchmarks.tables import closing_marker, opening_marker
 from tests.architecture.chart import draw_bars
 from tests.architecture.facts import (
@@ -27,6 +28,7 @@ from vectormill.domain.encoding import EncodingOptions, RequestedOptions, list_o
 from vectormill.domain.task import EMBED, EXTRACT, JUDGE
 from vectormill.files.formats import INPUT_FORMATS, OUTPUT_FORMATS, describe_inputs
 from vectormill.jobs.item import ITEM_ERROR_CODES
+from vectormill.keys.api_key import ADMIN, READ, SCOPES
 from vectormill.models.embedders import (
     MODULE_PURPOSES,
     PROMPTED_FAMILIES,
@@ -41,6 +43,7 @@ from vectormill.models.rerankers import RERANKERS
 from vectormill.models.static_table import DEFAULT_MAX_TOKENS, MODEL_TYPE, MODULE
 from vectormill.models.suggestions import SUGGESTIONS
 from vectormill.models.transformer_card import REXUNINLU_TYPE
+from vectormill.operations import OPERATIONS
 from vectormill.runs import run
 from worker.certificates.certificate import PROMISE_FP8, PROMISE_INT8
 from worker.encoder.backends import BACKENDS
@@ -138,6 +141,23 @@ def make_options() -> str:
     options = list_options(RequestedOptions)
     rows = [(f"`{option.name}`", option.help.default, option.help.description) for option in options]
     return table([("option", "default", "meaning"), *rows])
+
+
+def make_scopes() -> str:
+    """Return what each scope permits besides what the one before it does, request by request."""
+    rows = [("scope", "requests")]
+    for scope in (None, *SCOPES):
+        of_scope = {
+            (each.method, re.sub(r":\w+}", "}", each.path))
+            for each in (*OPERATIONS, *OTHER_OPERATIONS)
+            if each.scope == scope
+        }
+        told = sorted(f"`{method} {path}`" for method, path in of_scope if scope != READ or method != "GET")
+        others = {READ: ["every other `GET`"], ADMIN: ["what is in no other row, and all of them"]}.get(
+            scope or "", []
+        )
+        rows.append((f"`{scope}`" if scope else "none needed", ", ".join(others + told)))
+    return table(rows)
 
 
 def make_backends() -> str:
@@ -381,6 +401,7 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
             ),
         ),
     ),
+    ("docs/SECURE.md", fill("scopes", make_scopes())),
     ("docs/MODELS.md", fill("families", make_families())),
     ("docs/MODELS.md", fill("suggestions", make_suggestions())),
     ("docs/MODELS.md", fill("conventions", make_conventions())),

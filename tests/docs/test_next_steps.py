@@ -28,7 +28,7 @@ PROSE: Final = list(find_prose())
 COMMANDS: Final = sorted({tuple(words) for each in SENTENCES for words in each.list_commands()})
 SETTING: Final = re.compile(r"(?<![\w$])VECTORMILL_[A-Z][A-Z0-9_]*[A-Z0-9]\b(?!_|…)")
 OPTION: Final = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
-PATH: Final = re.compile(r"\b(GET|POST|PUT|PATCH|DELETE) (/v[12]/[\w/{}-]*\w}?)")
+PATH: Final = re.compile(r"\b(GET|POST|PUT|PATCH|DELETE) (/v[12]/[\w/{}:-]*\w}?)")
 PAGE: Final = re.compile(r"\bdocs/[A-Z]+\.md")
 
 # Commands in sentences that are only parsed, by the reason.
