@@ -6,6 +6,8 @@ Revises: 0034
 
 from alembic import op
 
+from vectormill.db.migrations import build_index
+
 revision = "0035"
 down_revision = "0034"
 branch_labels = None
@@ -14,8 +16,8 @@ depends_on = None
 
 def upgrade() -> None:
     """Add the column, without a default, so that no row is rewritten, and an index of no rows, which reads all once."""
-    op.execute("ALTER TABLE vectormill.chunks ADD COLUMN is_suspect boolean")
-    op.execute("CREATE INDEX ix_chunks_suspect ON vectormill.chunks (id) WHERE is_suspect")
+    op.execute("ALTER TABLE vectormill.chunks ADD COLUMN IF NOT EXISTS is_suspect boolean")
+    build_index("ix_chunks_suspect", "chunks (id) WHERE is_suspect")
 
 
 def downgrade() -> None:

@@ -6,6 +6,8 @@ Revises: 0036
 
 from alembic import op
 
+from vectormill.db.migrations import build_index
+
 revision = "0037"
 down_revision = "0036"
 branch_labels = None
@@ -13,8 +15,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Build the index, which keeps submissions waiting for a second per million jobs."""
-    op.execute("CREATE INDEX ix_jobs_created_at ON vectormill.jobs (created_at)")
+    """Build the index, for which nobody waits."""
+    build_index("ix_jobs_created_at", "jobs (created_at)")
 
 
 def downgrade() -> None:

@@ -85,6 +85,19 @@ def test_migrations_are_numbered_in_one_line() -> None:
         assert values == {"revision": f"{number:04}", "down_revision": before}, path
 
 
+# Of these the indexes are built under a lock, for which the writers of a large table wait.
+BEFORE_BUILD_INDEX = 42
+ON_TABLE = re.compile(r"CREATE (?:UNIQUE )?INDEX\s+(?!CONCURRENTLY).*?\sON\s+(vectormill\.\w+)", re.DOTALL)
+
+
+def test_a_migration_builds_indexes_of_tables_that_exist_without_locking_them() -> None:
+    for number, path in enumerate(find_sources("alembic/versions"), start=FIRST_MIGRATION):
+        source = path.read_text(encoding="utf-8")
+        found = set(ON_TABLE.findall(source)) | set(re.findall(r"op\.create_index\((.*)\)", source))
+        own = set(re.findall(r"CREATE TABLE (vectormill\.\w+)", source))
+        assert number < BEFORE_BUILD_INDEX or found <= own, f"{path}: use build_index for {found - own}"
+
+
 def is_revision(node: ast.Assign) -> bool:
     return ast.unparse(node.targets[0]) in ("revision", "down_revision")
 

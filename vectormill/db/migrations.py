@@ -2,11 +2,11 @@
 
 from typing import Final
 
-from alembic import command
+from alembic import command, op
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, text
 
 from vectormill.db.scripts import SCRIPTS
 from vectormill.domain.errors import ConfigurationError
@@ -28,6 +28,19 @@ def make_config(database_url: str) -> Config:
     config.set_main_option("script_location", str(SCRIPTS))
     config.attributes["database_url"] = database_url
     return config
+
+
+def build_index(name: str, definition: str) -> None:
+    """Build an index of a table of our schema in a migration, `name` ON `definition`, while others read and write it.
+
+    What the migration did before is committed first, so it must be possible to run it again: an index that an
+    interrupted build left behind, which no query uses, is built anew.
+    """
+    with op.get_context().autocommit_block():
+        is_invalid = "SELECT NOT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)"
+        if op.get_bind().execute(text(is_invalid), {"name": f"{SCHEMA}.{name}"}).scalar():
+            op.execute(f"DROP INDEX CONCURRENTLY {SCHEMA}.{name}")
+        op.execute(f"CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON {SCHEMA}.{definition}")
 
 
 def find_missing_revision(engine: Engine) -> str | None:

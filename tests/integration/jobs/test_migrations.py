@@ -132,11 +132,10 @@ def test_processes_that_migrate_at_once_do_not_disturb_each_other(database_url: 
 
 
 CONCURRENT_MIGRATION = """
-from alembic import op
+from vectormill.db.migrations import build_index
 revision, down_revision = "concurrent", "{head}"
 def upgrade():
-    with op.get_context().autocommit_block():
-        op.execute("CREATE INDEX CONCURRENTLY made_concurrently ON vectormill.jobs (model)")
+    build_index("made_concurrently", "jobs (model)")
 def downgrade():
     pass
 """
@@ -156,6 +155,13 @@ command.upgrade(config, "head")
 def test_a_migration_can_make_an_index_concurrently_while_others_wait_for_their_turn(
     database_url: str, engine: Engine, tmp_path: Path
 ) -> None:
+    for _ in range(2):
+        submit(engine, make_items(1))
+    broken = text("CREATE UNIQUE INDEX CONCURRENTLY made_concurrently ON vectormill.jobs (model)")
+    autocommit = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    # As one that was interrupted, it leaves an index that is not valid.
+    with autocommit as connection, pytest.raises(IntegrityError):
+        connection.execute(broken)
     (tmp_path / "concurrent.py").write_text(CONCURRENT_MIGRATION.format(head=OLDEST_FIRST[-1]))
     arguments = [sys.executable, "-c", MIGRATE_FURTHER, database_url, str(tmp_path)]
     processes = [subprocess.Popen(arguments) for _ in range(3)]
