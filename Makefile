@@ -101,8 +101,8 @@ docs-serve: setup ## Serve the documentation site at http://127.0.0.1:8001 and r
 wheel: setup ## Build the wheel and the sdist into dist/
 	$(BIN)/python -m build --no-isolation --quiet
 
-release: setup ## Build wheel, sdist, chart, images, SBOM and checksums of VERSION=x.y.z, at its tag, into dist/
-	$(BIN)/python -m deploy.release $(VERSION) -- $(IMAGE_FLAGS)
+release: setup ## Build wheel, sdist, chart, images, SBOM, provenance and checksums of VERSION=x.y.z, at its tag, into dist/ (RELEASE_KEY=… signs)
+	$(BIN)/python -m deploy.release $(if $(RELEASE_KEY),--key $(RELEASE_KEY)) $(VERSION) -- $(IMAGE_FLAGS)
 
 lock: ## Recompute requirements.lock from pyproject.toml (LOCK_FLAGS=--upgrade takes newer versions)
 	@$(PYTHON) deploy/environment.py lock -- $(LOCK_FLAGS)

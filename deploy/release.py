@@ -1,4 +1,5 @@
-"""Build what a release consists of, all with one version: wheel, sdist, chart, bill of materials, images, checksums.
+"""Build what a release consists of, all with one version: wheel, sdist, chart, bill of materials, images, provenance,
+checksums, and with a key of ssh their signature.
 
 It knows nothing of publishing. `make release VERSION=x.y.z` runs it (docs/DEVELOPMENT.md, "Release").
 """
@@ -6,6 +7,7 @@ It knows nothing of publishing. `make release VERSION=x.y.z` runs it (docs/DEVEL
 import argparse
 import ast
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -14,7 +16,7 @@ import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import helm_python
 import yaml
@@ -31,6 +33,20 @@ from deploy.environment import (
 
 CHART: Final = ROOT / "deploy/helm/vectormill"
 IMAGES: Final = ("api", "worker")
+SUMS: Final = "SHA256SUMS"
+# What a signature is for, which ssh-keygen calls its namespace.
+NAMESPACE: Final = "vectormill-release"
+VERIFY: Final = f"""Publish the public key where nobody who can change the files can change it, as a line in a file
+`allowed_signers`: the word releases, and then the words of the .pub file. Everybody verifies the release by:
+  ssh-keygen -Y verify -f allowed_signers -I releases -n {NAMESPACE} -s {SUMS}.sig < {SUMS}
+  sha256sum --check {SUMS}"""
+UNSIGNED: Final = (
+    "It is not signed: no key was given. `make release VERSION=x.y.z RELEASE_KEY=~/.ssh/id_ed25519` signs it."
+)
+PUBLIC: Final = """provenance.json says what was built from which commit, by the word of who ran this. The CI of a
+public repository would add what nobody can say of themselves: a signature by its own identity, made by Sigstore in a
+public log (cosign, gh attestation), PyPI's attestations by trusted publishing, and the digests of the images that it
+pushed."""
 
 
 class ReleaseRefused(Exception):
@@ -41,15 +57,23 @@ def main() -> None:
     """Build the release that the command line names into dist/."""
     parser = argparse.ArgumentParser(description="Build every file and image of a release.")
     parser.add_argument("version", help="the version, as in the tag without its v")
+    parser.add_argument(
+        "--key",
+        help="the private key of ssh by which the checksums are signed, or its public key in an agent",
+    )
     parser.add_argument("flags", nargs="*", help="further flags of `docker build`, after --")
     asked = parser.parse_args()
     try:
         check(asked.version)
         output = build(asked.version, asked.flags)
+        if asked.key:
+            sign(output / SUMS, asked.key)
     except (ReleaseRefused, SetupFailed, helm_python.HelmError, subprocess.CalledProcessError) as error:
         sys.exit(f"There is no release: {error}")
     say(f"The release is in {output.relative_to(ROOT)}:")
-    say((output / "SHA256SUMS").read_text(encoding="utf-8"))
+    say((output / SUMS).read_text(encoding="utf-8"))
+    say(VERIFY if asked.key else UNSIGNED)
+    say(PUBLIC)
 
 
 def say(sentence: str) -> None:
@@ -111,11 +135,43 @@ def build(version: str, image_flags: Sequence[str]) -> Path:
         (output / "images.txt").write_text("".join(f"{line}\n" for line in images), encoding="utf-8")
     else:
         say("No images are built, because no container engine answers here.")
-    sums = [
-        f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(output.iterdir())
-    ]
-    (output / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
+    provenance = state_provenance(version, image_flags, sum_files(output))
+    (output / "provenance.json").write_text(f"{json.dumps(provenance, indent=2)}\n", encoding="utf-8")
+    sums = [f"{digest}  {name}\n" for name, digest in sum_files(output).items()]
+    (output / SUMS).write_text("".join(sums), encoding="utf-8")
     return output
+
+
+def sum_files(folder: Path) -> Mapping[str, str]:
+    """Return the SHA-256 of each file by its name."""
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
+
+
+def state_provenance(version: str, image_flags: Sequence[str], built: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return the provenance of files as a statement of in-toto with a predicate of SLSA, both in version 1."""
+    lock = hashlib.sha256((ROOT / "requirements.lock").read_bytes()).hexdigest()
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in built.items()],
+        "predicateType": "https://slsa.dev/provenance/v1",
+        "predicate": {
+            "buildDefinition": {
+                "buildType": "urn:vectormill:deploy/release.py",
+                "externalParameters": {"version": version, "imageFlags": [*image_flags]},
+                "resolvedDependencies": [
+                    {"uri": "urn:vectormill:source", "digest": {"gitCommit": read_git("rev-parse", "HEAD")}},
+                    {"uri": "urn:vectormill:requirements.lock", "digest": {"sha256": lock}},
+                ],
+            },
+            "runDetails": {"builder": {"id": "urn:vectormill:make-release"}},
+        },
+    }
+
+
+def sign(sums: Path, key: str) -> None:
+    """Write the signature of the checksums beside them. Raise CalledProcessError without such a key."""
+    sign_file = ["ssh-keygen", "-Y", "sign", "-f", str(Path(key).expanduser()), "-n", NAMESPACE, str(sums)]
+    subprocess.run(sign_file, check=True, capture_output=True)
 
 
 def run(*arguments: str, environment: Mapping[str, str]) -> None:

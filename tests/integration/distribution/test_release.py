@@ -43,10 +43,10 @@ class Tree:
         assert count == 1, f"{name} has no {pattern}"
         (self.folder / name).write_text(text)
 
-    def release(self) -> subprocess.CompletedProcess[str]:
+    def release(self, *flags: str) -> subprocess.CompletedProcess[str]:
         """Run deploy.release where no container engine answers."""
         environment = dict(os.environ) | {"DOCKER_HOST": "unix:///nowhere"}
-        command = [sys.executable, "-m", "deploy.release", VERSION]
+        command = [sys.executable, "-m", "deploy.release", *flags, VERSION]
         return subprocess.run(
             command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300
         )
@@ -97,7 +97,9 @@ def test_only_a_clean_tree_at_its_tag_with_one_version_and_a_section_is_released
     assert not (tree.folder / "dist").exists()
 
 
-def test_all_that_is_built_has_one_version_and_its_checksum(tree: Tree) -> None:
+def test_all_that_is_built_has_one_version_and_its_checksum(tree: Tree, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     for name in ("pyproject.toml", "vectormill/__init__.py"):
         tree.replace(name, '^((?:__)?version(?:__)? = )".*"', rf'\g<1>"{VERSION}"')
     tree.replace("deploy/helm/vectormill/Chart.yaml", "^version: .*", f"version: {VERSION}")
@@ -105,7 +107,7 @@ def test_all_that_is_built_has_one_version_and_its_checksum(tree: Tree) -> None:
     tree.replace("CHANGELOG.md", r"^## \[Unreleased\]\n", f"## [Unreleased]\n\n## [{VERSION}] - 2099-01-31\n")
     tree.commit()
     tree.git("tag", "--force", f"v{VERSION}")
-    done = tree.release()
+    done = tree.release("--key", str(key))
     assert done.returncode == 0, done.stderr
     assert "No images are built, because no container engine answers here." in done.stdout
     output = tree.folder / "dist" / f"vectormill-{VERSION}"
@@ -114,15 +116,27 @@ def test_all_that_is_built_has_one_version_and_its_checksum(tree: Tree) -> None:
     )
     lines = [line.split("  ") for line in (output / "SHA256SUMS").read_text().splitlines()]
     sums = {name: digest for digest, name in lines}
-    assert {*sums, "SHA256SUMS"} == {file.name for file in output.iterdir()}
-    assert sums.keys() == {wheel, chart, sdist, components}
+    assert {*sums, "SHA256SUMS", "SHA256SUMS.sig"} == {file.name for file in output.iterdir()}
+    assert sums.keys() == {wheel, chart, sdist, components, "provenance.json"}
+    stated = json.loads((output / "provenance.json").read_text())
+    built = {each["name"]: each["digest"]["sha256"] for each in stated["subject"]}
+    assert built == {name: digest for name, digest in sums.items() if name != "provenance.json"}
+    source, _ = stated["predicate"]["buildDefinition"]["resolvedDependencies"]
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=tree.folder, text=True).strip()
+    assert source["digest"] == {"gitCommit": commit}
+    (verify,) = re.findall("^  (ssh-keygen -Y verify .*)$", done.stdout, re.MULTILINE)
+    (output / "allowed_signers").write_text(f"releases {key.with_suffix('.pub').read_text()}")
+    assert subprocess.run(verify, shell=True, cwd=output, check=False, capture_output=True).returncode == 0
+    (output / "SHA256SUMS").write_text((output / "SHA256SUMS").read_text().replace("0", "1"))
+    assert subprocess.run(verify, shell=True, cwd=output, check=False, capture_output=True).returncode != 0
+    (output / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for digest, name in lines))
     for name, digest in sums.items():
         assert hashlib.sha256((output / name).read_bytes()).hexdigest() == digest
     with tarfile.open(output / chart) as archive:
         file = archive.extractfile("vectormill/Chart.yaml")
         assert file is not None
-        stated = yaml.safe_load(file)
-    assert (stated["version"], stated["appVersion"]) == (VERSION, VERSION)
+        chart_file = yaml.safe_load(file)
+    assert (chart_file["version"], chart_file["appVersion"]) == (VERSION, VERSION)
     listed = json.loads((output / components).read_text())
     assert listed["metadata"]["component"]["version"] == VERSION
     found = {component["name"] for component in listed["components"]}
