@@ -147,7 +147,8 @@ MUTANTS: Final = (
     Mutant(
         "a claim takes what another worker holds",
         "vectormill/jobs/chunks.py",
-        "           AND (state IN {UNCLAIMED_CHUNK_STATES} OR (state = 'leased' AND lease_until < now()))\n",
+        "           AND (state IN {UNCLAIMED_CHUNK_STATES} AND available_at <= now()\n"
+        "                OR state = 'leased' AND lease_until < now())\n",
         "",
     ),
     Mutant(

@@ -19,16 +19,17 @@ from vectormill.vectors.records import pack_records, read_records
 from vectormill.vectors.vector_types import choose_vector_type, measure_item
 
 # A chunk may also be claimed from `pending`, because a late message of an earlier dispatch is as good as a
-# new one. A locked chunk is being renewed, committed or handed back at this moment, and that transaction is
-# more recent than the message. The claim and its texts come from one statement, so this takes one round trip
-# and no explicit transaction.
+# new one, but no message ends its pause after a failed attempt. A locked chunk is being renewed, committed or handed
+# back at this moment, and that transaction is more recent than the message. The claim and its texts come from one
+# statement, so this takes one round trip and no explicit transaction.
 CLAIM_CHUNK = text(f"""
     WITH found AS (
         SELECT id, state = 'leased' AS has_lapsed,
                CASE state WHEN 'queued' THEN extract(epoch FROM now() - queued_at)::float8 END AS dispatch_seconds
           FROM vectormill.chunks
          WHERE id = :chunk_id
-           AND (state IN {UNCLAIMED_CHUNK_STATES} OR (state = 'leased' AND lease_until < now()))
+           AND (state IN {UNCLAIMED_CHUNK_STATES} AND available_at <= now()
+                OR state = 'leased' AND lease_until < now())
            FOR NO KEY UPDATE SKIP LOCKED
     ), claimed AS (
     UPDATE vectormill.chunks AS chunk
