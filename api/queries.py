@@ -426,8 +426,7 @@ class QueryExchange:
     async def _is_there(self, producer: QueryProducer, message: Message) -> bool:
         if message.taker is None:
             return await producer.waits(message.space, message.content)
-        in_hand = await producer.look_at_workers([message.taker])
-        return message.id in in_hand[message.taker]
+        return await producer.is_held(message.taker, message.id)
 
 
 def check_query(text: str, place: str, settings: Settings, *, what: str = "query") -> None:

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
@@ -309,17 +309,13 @@ class QueryProducer:
         found = await cast(Any, self._redis.blpop([self.address], timeout=HEAR_SECONDS))
         return None if found is None else read_answer(found[1], find, self.signer)
 
-    async def look_at_workers(self, workers: Iterable[str]) -> dict[str, set[bytes]]:
-        """Return by worker the ids of the queries that it holds; none for a dead worker."""
-        names = list(workers)
-        pulses = await cast(Any, self._redis.mget([pulse_key(name) for name in names])) if names else []
-        found: dict[str, set[bytes]] = {}
-        for name, pulse in zip(names, pulses, strict=True):
-            try:
-                found[name] = set() if pulse is None else read_pulse(pulse)
-            except UnreadableMessage:
-                found[name] = set()
-        return found
+    async def is_held(self, worker: str, query_id: bytes) -> bool:
+        """Return whether a live worker says that it holds the query."""
+        pulse = await cast(Any, self._redis.get(pulse_key(worker)))
+        try:
+            return pulse is not None and query_id in read_pulse(pulse)
+        except UnreadableMessage:
+            return False
 
     async def waits(self, space: str, message: bytes) -> bool:
         """Return whether the query is still queued and a live worker may take it.
