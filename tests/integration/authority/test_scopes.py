@@ -1,11 +1,14 @@
 """Every operation, with a key of every scope: what the table of docs/SECURE.md says is what the API answers."""
 
 import re
+from pathlib import Path
 
+import yaml
 from sqlalchemy import Engine
 
 from api.openai.operations import OPERATIONS as OTHER_OPERATIONS
 from tests.api_server import api_client
+from tests.architecture.sources import ROOT
 from tests.database import ask
 from vectormill.keys.api_key import OPENS, make_secret
 from vectormill.keys.api_keys import create_key
@@ -13,6 +16,23 @@ from vectormill.operations import OPERATIONS
 from vectormill.settings import Settings
 
 ALL = (*OPERATIONS, *OTHER_OPERATIONS)
+PAGE = (ROOT / "docs/SECURE.md").read_text(encoding="utf-8").partition("## Who can do what")[2]
+
+
+def test_each_stranger_has_a_row_which_names_the_module_of_what_they_try() -> None:
+    rows = dict(re.findall(r"^\| ([a-z]) \|(.*)\|$", PAGE, re.MULTILINE))
+    assert "".join(rows) == "abcdefg"
+    named = set(re.findall(r"`(test_\w+\.py)`", " ".join(rows.values())))
+    assert {file.name for file in Path(__file__).parent.glob("test_*.py")} <= named
+
+
+def test_whoever_listens_to_others_is_named_with_its_port() -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
+    (sentence,) = re.findall(r"^Listening to others .*$", PAGE, re.MULTILINE)
+    for name in (name for name, service in compose.items() if "ports" in service):
+        assert name in sentence.lower()
+    assert f"API ({Settings().api_port})" in sentence
+    assert f"Flower ({Settings().flower_port}," in sentence
 
 
 def test_a_key_may_what_its_scope_includes_and_nothing_else(engine: Engine) -> None:
