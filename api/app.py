@@ -119,6 +119,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        resources.registry.warm()
         yield
         await resources.puts.close()
         await resources.queries.close()

@@ -24,7 +24,6 @@ from worker.batching.batch import Batch
 from worker.devices.device import Device
 from worker.encoder.encoder import EncoderOrder, EncoderReport
 from worker.encoder.switches import NONE
-from worker.placement.model_shape import read_model_shape
 from worker.placement.placement import Replica
 from worker.placement.replicas import MinimumNeeds, ReplicaBuilder
 from worker.placement.room import GIB, DeviceCapacity
@@ -47,7 +46,7 @@ def plan_replica(
     """
     rooms = [DeviceCapacity(device.name, device.kind, 1024 * GIB, 1e12) for device in devices]
     needs = MinimumNeeds(precision, precision, "padded (sdpa)", length, tokens)
-    built = ReplicaBuilder(read_model_shape(card), needs).build(strategy, rooms, "pcie")
+    built = ReplicaBuilder(card.find_shape(), needs).build(strategy, rooms, "pcie")
     if not isinstance(built, Replica):
         raise BenchmarkFailed(built.reason)
     return built

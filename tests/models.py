@@ -221,7 +221,7 @@ def encode(
     if device is None:
         device = with_bf16(DEVICE) if precision == "bf16" else without_bf16(DEVICE)
     encoder = loaded_encoder(directory, backend, cache_dir, precision, device)
-    tokenizer = Tokenizer(card.path, lowercase=card.lowercase)
+    tokenizer = Tokenizer(card.path, lowercase=card.lowercase, special=card.special)
     texts = tokenizer.tokenize([spec.prompt + text for text in TEXTS], spec.max_tokens, truncate=True)
     prompt_length = 0 if card.include_prompt else tokenizer.count_prompt_tokens(spec.prompt)
     outputs = [

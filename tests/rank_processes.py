@@ -8,7 +8,6 @@ from vectormill.models.model_card import ModelCard
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Inventory, parse_devices
 from worker.engine.engine import Engine
-from worker.placement.model_shape import read_model_shape
 from worker.placement.placement import PlanSettings
 from worker.placement.planner import plan_placement
 from worker.runner.starter import Sharing
@@ -22,7 +21,7 @@ def share_between_two(card: ModelCard, strategy: str) -> Sharing:
     cores = found.physical_cores if len(found.physical_cores) > 1 else found.physical_cores * 2
     inventory = Inventory((), cores, found.memory_bytes, found.features, found.description)
     asked = PlanSettings("fp32", min(card.max_tokens, 512), TWO_DEVICES, strategy)
-    placement = plan_placement(inventory, read_model_shape(card), asked)
+    placement = plan_placement(inventory, card.find_shape(), asked)
     return Sharing(placement.replicas[0], tuple(parse_devices(TWO_DEVICES, inventory)))
 
 

@@ -67,16 +67,13 @@ def _read_cards(registry: Registry, models: Sequence[str]) -> list[ModelCard]:
 
     Raise UnknownModel, or the ModelError of one that was named or of the only one.
     """
-    names, cards = models or registry.names(), list[ModelCard]()
-    for weights in (False, True):  # refused by its small files before gigabytes are fetched
-        found = registry.cards(names, weights=weights)
-        cards = [card for card in found.values() if isinstance(card, ModelCard)]
-        for name, error in found.items():
-            if isinstance(error, ModelError):
-                if models or not cards:
-                    raise error
-                logger.error("The model %s is not served: %s", name, error)
-        names = [card.name for card in cards]
+    found = registry.cards(models or registry.names(), weights=True)
+    cards = [card for card in found.values() if isinstance(card, ModelCard)]
+    for name, error in found.items():
+        if isinstance(error, ModelError):
+            if models or not cards:
+                raise error
+            logger.error("The model %s is not served: %s", name, error)
     return cards
 
 

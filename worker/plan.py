@@ -10,6 +10,7 @@ from typing import Final
 from vectormill.domain.errors import ConfigurationError
 from vectormill.models.families import find_family
 from vectormill.models.model_card import GLINER, ModelCard
+from vectormill.models.model_shape import ModelShape
 from worker.devices.device import CPU, CUDA, Device, Inventory, divide_gpus, parse_devices
 from worker.encoder.choice import (
     EXTRACTION_PRECISIONS,
@@ -24,7 +25,6 @@ from worker.encoder.choice import (
 from worker.encoder.encoder import AUTO
 from worker.encoder.switches import PACKED_RANKS, describe_switches, list_wanted
 from worker.placement.feeding import choose_num_workers
-from worker.placement.model_shape import ModelShape, has_weights, read_model_shape
 from worker.placement.placement import PRECISIONS, Placement, PlanSettings
 from worker.placement.strategies import REPLICATE
 from worker.placement.together import Planned, Tenant, plan_together
@@ -151,8 +151,8 @@ def _is_packed(
 
 def find_shape(card: ModelCard) -> ModelShape:
     """Return the model's shape from its weights' headers, or from its configuration without weights."""
-    if has_weights(card):
-        return read_model_shape(card)
+    if card.shape.tensors:
+        return card.find_shape()
     from worker.parallel.filling import list_shapes  # imports torch, which takes seconds
 
-    return read_model_shape(card, list_shapes(card))
+    return card.find_shape(list_shapes(card))

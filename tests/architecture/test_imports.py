@@ -5,6 +5,7 @@ The contracts that import-linter checks are in pyproject.toml.
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -26,14 +27,49 @@ HEAVY_LIBRARIES = {
 }  # fmt: skip
 
 
-def find_loaded_modules(program: str) -> frozenset[str]:
-    """Top-level names in sys.modules after a fresh interpreter has run the program."""
-    report = "\nimport sys\nprint('loaded', *{name.partition('.')[0] for name in sys.modules})"
+# The modules of vectormill.models that evaluate what stands in a model's files.
+READERS = frozenset(
+    {
+        "adapters", "chat_templates", "classifiers", "gliner", "heads", "layouts", "model_files", "special_tokens",
+        "static_table", "tensor_headers", "transformer_card",
+    }
+)  # fmt: skip
+
+
+def top_level(names: Iterable[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
+
+
+def find_loaded_modules(program: str, of: str = "") -> frozenset[str]:
+    """Top-level names in sys.modules after a fresh interpreter has run the program, or those of a package."""
+    report = (
+        f"\nimport sys\nprint('loaded', *{{name.removeprefix({of!r}).partition('.')[0] "
+        f"for name in sys.modules if name.startswith({of!r})}})"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program + report], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return frozenset(done.stdout.rpartition("loaded ")[2].split())
+
+
+def test_only_the_reading_process_and_model_processes_load_what_reads_a_models_files() -> None:
+    """Whatever others need of a model stands in its card; their tokenizers' JSON is read by `json_files`."""
+    modules = (
+        "api.app, indexer.main, scheduler.main, vectormill.cli.app, worker.app, worker.launcher, worker.local"
+    )
+    loaded = find_loaded_modules(f"import {modules}", of="vectormill.models.")
+    assert not loaded & READERS
+    assert loaded & {"card_reader"}
+    assert find_loaded_modules("import vectormill.models.card_process", of="vectormill.models.") >= READERS
+    for library, places in {
+        "jinja2": {"api/console/console.py", "vectormill/models/chat_templates.py"},
+        "pickle": {"vectormill/models/tensor_headers.py", "worker/runner/channel.py"},
+    }.items():
+        importing = {
+            str(path) for path in find_sources(*PACKAGES) if library in top_level(find_imports_of(path))
+        }
+        assert importing == places, f"what a stranger's {library} may do is bounded there"
 
 
 def test_the_domain_imports_only_the_standard_library() -> None:

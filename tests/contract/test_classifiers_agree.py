@@ -26,7 +26,6 @@ from vectormill.models.families import FAMILIES, find_layout
 from worker.model.classifiers import HEADS, load_head
 from worker.model.network import load_transformer
 from worker.parallel.filling import build_skeleton, fill
-from worker.placement.model_shape import read_model_shape
 from worker.tokens.tokenizer import Tokenizer
 
 CASES = [
@@ -61,7 +60,7 @@ def test_a_classifier_agrees_with_transformers(
     expected = reference_logits(directory)
     assert np.ptp(expected, axis=0).min() > 0.05  # pairs differ by more than what is allowed
     head = load_head(card)
-    assert read_model_shape(card).dense_values == sum(each.numel() for each in head.parameters())
+    assert card.find_shape().dense_values == sum(each.numel() for each in head.parameters())
     encoder = load_classifier(card, "torch", tmp_path)
     together = judge(encoder, card)
     assert np.abs(together - expected).max() < 1e-4

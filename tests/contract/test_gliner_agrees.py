@@ -23,7 +23,6 @@ from worker.batching.batch import WORD_MARKS, Batch
 from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.placement.footprint import make_footprint
-from worker.placement.model_shape import read_model_shape
 from worker.tasks.extract.gliner import FIRST_OF_WORD, WORD, Gliner
 from worker.tasks.extract.model.gliner import GlinerNetwork, count_turns, find_places
 from worker.tasks.extract.model.head import pad_arrays
@@ -184,7 +183,7 @@ def test_packed_attention_is_refused_and_the_layers_are_those_of_the_encoder(tmp
     assert card.extractor == GLINER
     with pytest.raises(ModelError, match="reads words and labels out of padded batches"):
         load(card, tmp_path, attention="packed")
-    shape = read_model_shape(card)
+    shape = card.find_shape()
     assert (shape.num_layers, shape.hidden_size, shape.num_relative_positions) == (2, 32, 32)
     footprint = make_footprint(shape, "fp32", "padded (eager)")
     assert len(footprint.layer_bytes) == 2

@@ -8,7 +8,6 @@ import pytest
 from tests.models import TinyModels
 from tests.rerankers import read_card
 from vectormill.models.layouts import read_model_card
-from worker.placement.model_shape import has_weights
 from worker.plan import find_shape
 
 
@@ -23,7 +22,7 @@ def test_a_configuration_alone_gives_the_shape_that_the_weights_have(
     shutil.copy(whole / "config.json", tmp_path)
     read = find_shape(read_card(whole, pooling="mean"))
     card = read_model_card("outlined", tmp_path, needs_weights=False, must_encode=False)
-    assert not has_weights(card)
+    assert not card.shape.tensors
     outlined = find_shape(card)
     assert {(each.name, each.shape, each.layer) for each in outlined.tensors} == {
         (each.name, each.shape, each.layer) for each in read.tensors

@@ -38,7 +38,6 @@ from vectormill.models.rerankers import RERANKERS
 from vectormill.models.specs import find_kind, make_spec
 from worker.encoder.encoder import Encoder
 from worker.model.classifiers import load_head
-from worker.placement.model_shape import read_model_shape
 from worker.tasks.table import make_tasks
 from worker.tokens.tokenized import TokenizedTexts
 from worker.tokens.tokenizer import Tokenizer
@@ -214,7 +213,7 @@ def test_only_the_words_that_are_asked_for_are_read_of_the_output_matrix(tmp_pat
     card = read_card(write_reranker(tmp_path, QWEN3))
     head = load_head(card)
     assert [tuple(parameter.shape) for parameter in head.parameters()] == [(2, 32)]
-    assert read_model_shape(card).dense_values == 64
+    assert card.find_shape().dense_values == 64
 
 
 @pytest.mark.parametrize(

@@ -390,7 +390,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a chat template that changes texts is believed to leave them as they are",
-        "vectormill/models/rerankers.py",
+        "vectormill/models/chat_templates.py",
         'raise ValueError("its chat template changes the texts of a pair")',
         "return frozenset()",
     ),
@@ -1401,7 +1401,7 @@ MUTANTS: Final = (
     Mutant(
         "a ColBERT without its projection is accepted",
         "vectormill/models/heads.py",
-        "if files.weights and not shapes:",
+        "if files.headers and projection is None:",
         "if False:",
     ),
     Mutant(

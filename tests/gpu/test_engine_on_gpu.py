@@ -20,7 +20,6 @@ from worker.devices.detect import DeviceSampler, detect_inventory
 from worker.devices.device import device_environment, parse_devices
 from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest
-from worker.placement.model_shape import read_model_shape
 from worker.placement.placement import PlanSettings
 from worker.placement.planner import plan_placement
 from worker.placement.strategies import SHARED
@@ -147,7 +146,7 @@ def test_gpus_that_share_a_model_give_the_vectors_of_a_processor(
     """Over NCCL, between processes each of which sees one GPU."""
     inventory, names = detect_inventory(), "cuda:0,cuda:1"
     asked = PlanSettings("bf16", CARD.max_tokens, names, strategy)
-    placement = plan_placement(inventory, read_model_shape(CARD), asked)
+    placement = plan_placement(inventory, CARD.find_shape(), asked)
     sharing = Sharing(placement.replicas[0], tuple(parse_devices(names, inventory)))
     engine = make_engine("cuda", sharing=sharing, precision="bf16", switches=switches, reuse_bytes=0)
     report = engine.report()

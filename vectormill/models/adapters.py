@@ -5,14 +5,14 @@ weight (https://arxiv.org/abs/2106.09685). jinaai/jina-embeddings-v3-hf has one 
 """
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from vectormill.domain.errors import UnsupportedModel
 from vectormill.models.json_files import read_object
+from vectormill.models.model_card import Adapter
+from vectormill.models.weights import ADAPTER_CONFIG
 
-ADAPTER_CONFIG: Final = "adapter_config.json"
 # Settings of peft that change more than a product of two matrices; each is unset in a plain adapter.
 _UNSUPPORTED: Final = (
     "alora_invocation_tokens",
@@ -28,14 +28,6 @@ _UNSUPPORTED: Final = (
     "use_dora",
     "use_qalora",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """The folder of an adapter, relative to the model's directory, and the factor of its products."""
-
-    folder: str
-    scaling: float
 
 
 def read_adapter(name: str, directory: Path, wanted: str) -> Adapter:

@@ -1,21 +1,20 @@
 """Have the files of a model read by a process that has nothing to lose, and take its answer as data.
 
-What stands in these files is a stranger's: no process with secrets evaluates it, whatever it needs of a model stands
+What stands in these files is a stranger's: no process with secrets evaluates it, and what others need of a model stands
 in its card. An answer is kept until a file changes, a refusal too, so that each model costs its limits once.
 """
 
 import json
-import math
 import os
 import signal
 import stat
 import subprocess
 import sys
 import threading
-import time
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -24,11 +23,18 @@ from vectormill.models.model_card import ModelCard, TableMissing
 from vectormill.models.model_entry import ModelEntry
 from vectormill.settings import process_environment
 
-# The largest models known take a second and 300 MB: a tokenizer of 34 MB in JSON.
+# The largest models known take a second and 300 MB, for a tokenizer of 34 MB.
 PROCESSOR_SECONDS: Final = 5
 MOST_BYTES: Final = 1 << 30
-# The process may wait for a disk. Afterwards it is not waited for again so soon.
+# The process may wait for a disk.
 PATIENCE_SECONDS: Final = 30.0
+LIMITS: Final = {
+    "RLIMIT_AS": MOST_BYTES, "RLIMIT_CPU": PROCESSOR_SECONDS, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0,
+}  # fmt: skip
+OVERRUNS: Final = {
+    MemoryError.__name__: f"{MOST_BYTES >> 30} GiB of memory",
+    str(-signal.SIGXCPU): f"{PROCESSOR_SECONDS} s of processor time",
+}
 MOST_ANSWER_BYTES: Final = 8 << 20
 # All of the environment that a Python may need to start.
 KEPT_VARIABLES: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
@@ -36,48 +42,27 @@ BOOTSTRAP: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
     "from vectormill.models.card_process import main; main(sys.argv[2])"
 )
+REFUSALS: Final = {error.__name__: error for error in (ModelError, UnsupportedModel, TableMissing)}
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """What the process has found: a card, or the kind of refusal and the reason. It is forgotten at `expiry`."""
+    """What the process has found: a card, or the kind of refusal and the reason."""
 
     card: ModelCard | None = None
     refusal: str = ""
     reason: str = ""
-    expiry: float = math.inf
-
-
-_REFUSALS: Final = {error.__name__: error for error in (ModelError, UnsupportedModel, TableMissing)}
-_OVERRUNS: Final = {
-    "late": f"{PATIENCE_SECONDS:.0f} s",
-    MemoryError.__name__: f"{MOST_BYTES >> 30} GiB of memory",
-    str(-signal.SIGXCPU): f"{PROCESSOR_SECONDS} s of processor time",
-}
-_answers: dict[tuple[Any, ...], _Answer] = {}
 
 
 def read_card(
     name: str, directory: Path, entry: ModelEntry, *, needs_weights: bool = True, must_encode: bool = True
 ) -> ModelCard:
-    """Return the card of the model in `directory`, as `layouts.read_model_card` does, in a process of its own.
+    """Return the card of the model in `directory`, as `layouts.read_model_card` does, by a process of its own.
 
     Raise ModelError if it is refused there, or if its files are damaged or take more than the limits.
     """
-    key = (name, directory, entry, needs_weights, must_encode, stamp_files(name, directory))
-    answer = _answers.get(key)
-    if answer is None or answer.expiry < time.monotonic():
-        answer = _answers[key] = _ask(
-            name,
-            {
-                "name": name,
-                "directory": str(directory),
-                "entry": asdict(entry),
-                "needs_weights": needs_weights,
-                "must_encode": must_encode,
-            },
-        )
+    answer = _ask(name, directory, entry, needs_weights, must_encode, stamp_files(name, directory))
     if answer.card is None:
-        raise _REFUSALS[answer.refusal](answer.reason)
+        raise REFUSALS[answer.refusal](answer.reason)
     return replace(answer.card, name=name, path=directory)
 
 
@@ -98,16 +83,17 @@ def stamp_files(name: str, directory: Path) -> tuple[tuple[object, ...], ...]:
     return tuple(stamps)
 
 
-def _ask(name: str, question: dict[str, Any]) -> _Answer:
-    """Return the answer of a new process. Raise ModelError if none can be started."""
-    limits = {"RLIMIT_AS": MOST_BYTES, "RLIMIT_CPU": PROCESSOR_SECONDS, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0}
+@cache
+def _ask(
+    name: str, directory: Path, entry: ModelEntry, needs_weights: bool, must_encode: bool, _: object
+) -> _Answer:
+    """Return the answer of a new process. Raise ModelError if there is none for a reason that may pass."""
+    question = name, str(directory), entry.options, needs_weights, must_encode, LIMITS
     paths = [str(Path(__file__).parents[2]), *filter(os.path.isabs, sys.path)]
-    arguments = [json.dumps(paths), json.dumps({**question, "limits": limits})]
-    environment = {key: value for key, value in process_environment().items() if key in KEPT_VARIABLES}
     try:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", BOOTSTRAP, *arguments],
-            env=environment,
+            [sys.executable, "-I", "-S", "-c", BOOTSTRAP, json.dumps(paths), json.dumps(question)],
+            env={key: value for key, value in process_environment().items() if key in KEPT_VARIABLES},
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -116,7 +102,6 @@ def _ask(name: str, question: dict[str, Any]) -> _Answer:
         )
     except OSError as error:
         raise ModelError(f"The files of model {name!r} cannot be read now: {error}.") from error
-    began = time.monotonic()
     timer = threading.Timer(PATIENCE_SECONDS, process.kill)
     timer.daemon = True
     timer.start()
@@ -126,22 +111,19 @@ def _ask(name: str, question: dict[str, Any]) -> _Answer:
         if len(written) == MOST_ANSWER_BYTES:
             process.kill()
     timer.cancel()
-    is_late = time.monotonic() - began >= PATIENCE_SECONDS
-    path, answer = question["directory"], _Answer()
+    path, answer = str(directory), _Answer()
     for line in written.splitlines():
         try:
             told = msgspec.json.decode(line, type=str | _Answer, dec_hook=lambda kind, value: kind(value))
         except (ValueError, RecursionError):
             continue
         path, answer = (told, answer) if isinstance(told, str) else (path, told)
-    if answer.card is not None or answer.refusal in _REFUSALS:
+    if answer.card is not None or answer.refusal in REFUSALS:
         return answer
-    end = f"cannot be read: the process that reads it has ended with status {process.returncode}"
-    if most := _OVERRUNS.get("late" if is_late else answer.refusal or str(process.returncode)):
+    if most := OVERRUNS.get(answer.refusal or str(process.returncode)):
         end = f"takes more than {most} to read: it is damaged, or made to do harm"
-    may_pass = process.returncode == -signal.SIGKILL
-    return _Answer(
-        refusal=ModelError.__name__,
-        reason=f"The file {path} of model {name!r} {end}.",
-        expiry=time.monotonic() + PATIENCE_SECONDS if may_pass else math.inf,
+        return _Answer(None, ModelError.__name__, f"The file {path} of model {name!r} {end}.")
+    raise ModelError(
+        f"The file {path} of model {name!r} cannot be read: the process that reads it has ended with status "
+        f"{process.returncode}, after {PATIENCE_SECONDS:.0f} s at the latest."
     )

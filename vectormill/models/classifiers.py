@@ -6,7 +6,7 @@ rerankers, whose head are the rows of one or two words in the matrix that predic
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from vectormill.domain.errors import ModelError
 from vectormill.domain.task import RAW, SIGMOID, SOFTMAX
 from vectormill.models.families import FAMILIES, find_family
 from vectormill.models.json_files import read_object
+from vectormill.models.model_card import Classifier
 from vectormill.models.rerankers import Template
 
 SUFFIX: Final = "ForSequenceClassification"
@@ -24,25 +25,6 @@ STRUCTBERT: Final = "SbertForSequenceClassification"
 
 # The names of sentence-transformers, version 4 and earlier ones, in the configuration of a CrossEncoder.
 _ACTIVATION_NAMES: Final = {"Sigmoid": SIGMOID, "Identity": RAW, "Softmax": SOFTMAX}
-
-
-@dataclass(frozen=True, slots=True)
-class Classifier:
-    """The labels in the order of the head's outputs, and the activation applied to these.
-
-    A reranker with a `template` reads pairs alone, put into words.
-    """
-
-    architecture: str
-    pooling: str
-    labels: tuple[str, ...]
-    activation: str
-    template: Template | None = None
-
-    @property
-    def num_words(self) -> int:
-        """Return the number of words whose logits are the score; 0 for a head of the model's own."""
-        return 0 if self.template is None else len(self.template.words)
 
 
 def read_classifier(

@@ -5,17 +5,16 @@ package gliner (0.2.29, https://github.com/urchade/GLiNER), whose class UniEncod
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.models.families import FAMILIES, find_family
 from vectormill.models.json_files import read_object
-from vectormill.models.model_card import GLINER, ModelCard
+from vectormill.models.model_card import GLINER, GlinerConfig, ModelCard
 from vectormill.models.model_files import ModelFiles
 from vectormill.models.poolings import MEAN
-from vectormill.models.weights import count_parameters
+from vectormill.models.special_tokens import read_special_tokens
 
 CONFIG_FILE: Final = "gliner_config.json"
 # Tensors of the encoder, under their names in transformers behind this.
@@ -37,34 +36,6 @@ SUPPORTED: Final[Mapping[str, Any]] = {
 MOST_TOKENS: Final = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class GlinerConfig:
-    """The properties in which one GLiNER differs from another.
-
-    `encoder` is the configuration of the transformer. A span has at most `max_width` words, and a window `max_words`.
-    Each label follows a `marker`, whose hidden state represents it, or with `reads_label` that of the token behind
-    it; `separator` follows the last label.
-    """
-
-    encoder: Mapping[str, Any]
-    hidden_size: int
-    max_width: int
-    max_words: int
-    num_rnn_layers: int
-    marker: str
-    separator: str
-    reads_label: bool
-
-    @property
-    def family(self) -> str:
-        return str(self.encoder["model_type"])
-
-    @property
-    def has_positions(self) -> bool:
-        """Return True unless positions are relative, so that any number of tokens can be read."""
-        return self.family != "deberta-v2" or bool(self.encoder.get("position_biased_input", True))
-
-
 def read_gliner_card(files: ModelFiles) -> ModelCard:
     if files.entry.pooling is not None or files.entry.normalize is not None:
         raise ModelError(
@@ -82,8 +53,11 @@ def read_gliner_card(files: ModelFiles) -> ModelCard:
         max_tokens=files.choose_max_tokens(window, window),
         pooling=(MEAN,),
         normalize=False,
-        num_parameters=count_parameters(files.weights) if files.weights else None,
+        num_parameters=files.num_parameters,
         extractor=GLINER,
+        gliner=config,
+        special=read_special_tokens(files.name, files.directory),
+        shape=files.read_shape(config.encoder, ENCODER_PREFIX),
     )
 
 

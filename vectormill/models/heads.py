@@ -13,8 +13,10 @@ from typing import Any, Final
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.models.families import find_family
+from vectormill.models.model_card import SparseHead, TokenHead
 from vectormill.models.model_files import SPLADE, ModelFiles
-from vectormill.models.weights import COLBERT_LINEAR, HEAD_FILES, SPARSE_LINEAR, read_header
+from vectormill.models.tensor_headers import read_header
+from vectormill.models.weights import COLBERT_LINEAR, HEAD_FILES, SPARSE_LINEAR
 
 STANFORD: Final = "HF_ColBERT"
 MASK_MODULE: Final = "MultiVectorMask"
@@ -23,66 +25,6 @@ SPLADE_MODULES: Final = (["MLMTransformer", "SpladePooling"], ["Transformer", "S
 # Defaults of the authors for what the files leave out: stanford-futuredata/ColBERT, `colbert/infra/config`.
 STANFORD_PROMPTS: Final = {"query": "[unused0] ", "document": "[unused1] "}
 QUERY_TOKENS: Final = 32
-
-
-@dataclass(frozen=True, slots=True)
-class SparseHead:
-    """How a model gives weights to the words of its vocabulary.
-
-    Either `file` holds a linear layer that gives each token its own weight (bge-m3), of which those of the tokens
-    `left_out` do not count; or, without a file, the language model's head gives each token a number for each word
-    (SPLADE). Such a word's weight is the largest of all tokens, or their sum, after log(1 + x) was applied
-    `num_logs` times to the positive numbers.
-    """
-
-    file: str = ""
-    left_out: tuple[int, ...] = ()
-    sums: bool = False
-    num_logs: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class TokenHead:
-    """How a model gives a vector to each token of a text: by Dense modules, or by one linear layer.
-
-    `dense` are the folders of Dense modules; without any, `file` holds the layer, whose tensors' names begin with
-    `prefix`. An empty `file` means the model's own weights. `skips_first` leaves out the vector of the first token,
-    and `skiplist` those of certain tokens, in queries too if `skips_in_queries`.
-
-    Texts whose prompt begins with `query_prompt` are queries. `markers` are prompts that stand for one token each,
-    which is inserted behind the special tokens before a text. A query has at most `most_query_tokens` and at least
-    `fewest_query_tokens`, filled with the token `filler`; 0 means no such bound. No token attends to the fillers
-    unless `attends`.
-    """
-
-    dense: tuple[str, ...] = ()
-    file: str = ""
-    prefix: str = ""
-    normalizes: bool = True
-    skips_first: bool = False
-    skiplist: tuple[int, ...] = ()
-    skips_in_queries: bool = False
-    query_prompt: str = ""
-    markers: tuple[tuple[str, int], ...] = ()
-    most_query_tokens: int = 0
-    fewest_query_tokens: int = 0
-    filler: int = 0
-    attends: bool = False
-
-    @property
-    def unattended(self) -> int | None:
-        """Return the token at the end of a text that no token attends to; None if all are attended to."""
-        return self.filler if self.fewest_query_tokens and not self.attends else None
-
-    def is_query(self, prompt: str) -> bool:
-        return bool(self.query_prompt) and prompt.startswith(self.query_prompt)
-
-    def split_prompt(self, prompt: str) -> tuple[int | None, str]:
-        """Return the token that a prompt begins with, if it begins with a marker, and the rest of the prompt."""
-        for text, token in self.markers:
-            if prompt.startswith(text):
-                return token, prompt.removeprefix(text)
-        return None, prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +115,8 @@ def _read_stanford(files: ModelFiles) -> Heads:
             STANFORD_PROMPTS.items(), ("query_token_id", "doc_token_id"), strict=True
         )
     }
-    shapes = [
-        header["linear.weight"].shape
-        for path in files.weights
-        if "linear.weight" in (header := read_header(path))
-    ]
-    if files.weights and not shapes:
+    projection = files.headers.get("linear.weight")
+    if files.headers and projection is None:
         raise ModelError(
             f"The weights of model {files.name!r} lack linear.weight, the projection that makes a ColBERT's vectors of "
             "its hidden states. Take the files as Stanford's package saved them."
@@ -193,7 +131,7 @@ def _read_stanford(files: ModelFiles) -> Heads:
         filler=_find_filler(files, None),
         attends=bool(told.get("attend_to_mask_tokens")),
     )
-    dimension = shapes[0][0] if shapes else int(told.get("dim") or 128)
+    dimension = int(told.get("dim") or 128) if projection is None else projection.shape[0]
     return _make_token_heads(files, head, dimension, prompts, int(told.get("doc_maxlen") or 0))
 
 

@@ -27,7 +27,7 @@ def read_model_card(
     """
     entry = entry or ModelEntry(path=str(directory))
     files = ModelFiles(name, directory, entry, needs_weights, must_encode)
-    is_static = find_static_folder(directory) is not None
+    is_static = find_static_folder(files) is not None
     if not is_static and not (directory / gliner.CONFIG_FILE).is_file():
         return read_transformer_card(files)
     require_template(name, None, entry.template)

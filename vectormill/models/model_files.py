@@ -1,6 +1,8 @@
 """The small files of a model, each read when it is needed, and its registry entry. Reads no weights, loads no torch."""
 
 import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +12,9 @@ from vectormill.domain.errors import ModelError
 from vectormill.models.families import find_family
 from vectormill.models.json_files import read_object
 from vectormill.models.model_entry import ModelEntry
-from vectormill.models.weights import find_weights, fingerprint_directory
+from vectormill.models.model_shape import ModelShape
+from vectormill.models.tensor_headers import TensorHeader, fingerprint_directory, read_header
+from vectormill.models.weights import find_weights, list_weights
 
 TRANSFORMER_CONFIGS: Final = tuple(
     f"sentence_{name}_config.json"
@@ -82,6 +86,16 @@ class ModelFiles:
         return find_weights(self.directory, self.name) if self.needs_weights else []
 
     @cached_property
+    def headers(self) -> dict[str, TensorHeader]:
+        """Return the headers of all tensors by name; empty if the weights are not here."""
+        paths = self.weights or list_weights(self.directory)
+        return {name: header for path in paths for name, header in read_header(path).items()}
+
+    @property
+    def num_parameters(self) -> int | None:
+        return sum(math.prod(header.shape) for header in self.headers.values()) if self.headers else None
+
+    @cached_property
     def modules(self) -> list[dict[str, Any]]:
         """Return the modules of sentence-transformers in order; empty for other layouts."""
         path = self.directory / "modules.json"
@@ -137,6 +151,41 @@ class ModelFiles:
         values = [named.get(role) for role in roles]
         texts = [value.get("content") if isinstance(value, dict) else value for value in values]
         return tuple(self.tokens[text] for text in texts if text in self.tokens)
+
+    def read_shape(
+        self,
+        config: Mapping[str, Any],
+        prefix: str = "",
+        *,
+        dense: Sequence[str] = (),
+        has_head: bool = False,
+    ) -> ModelShape:
+        """Return the shape by a transformer's configuration and its tensors, whose names may have a `prefix`."""
+
+        def find(*keys: str) -> int:
+            return next((config[key] for key in keys if isinstance(config.get(key), int)), 0)
+
+        hidden_size = find("hidden_size", "d_model", "dim")
+        num_heads = find("num_attention_heads", "n_heads", "num_heads")
+        modules = [self.require(f"{folder}/config.json") for folder in dense]
+        shape = ModelShape(
+            num_layers=find("num_hidden_layers", "n_layers", "num_layers"),
+            hidden_size=hidden_size,
+            num_heads=num_heads,
+            num_key_value_heads=find("num_key_value_heads") or num_heads,
+            head_size=find("head_dim") or hidden_size // max(1, num_heads),
+            intermediate_size=find("intermediate_size", "hidden_dim", "d_ff", "ffn_dim"),
+            vocab_size=find("vocab_size"),
+            model_type=str(config.get("model_type", "")),
+            dense_values=sum(
+                int(each["out_features"]) * (int(each["in_features"]) + bool(each.get("bias", True)))
+                for each in modules
+            ),
+        )
+        floats = {
+            name.removeprefix(prefix): each.shape for name, each in self.headers.items() if each.is_float
+        }
+        return shape.fill(floats, has_head=has_head)
 
     def find_window(self, config: dict[str, Any]) -> int:
         """Return the number of positions of a transformer, or less if its tokenizer has a lower limit."""

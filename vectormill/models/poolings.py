@@ -8,7 +8,6 @@ from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.models.embedders import describe_purpose, find_head, refuse_plain
 from vectormill.models.families import CONVENTIONS
 from vectormill.models.model_files import ModelFiles
-from vectormill.models.weights import find_tensor_names
 
 CLS: Final = "cls"
 MEAN: Final = "mean"
@@ -70,7 +69,7 @@ def choose_pooling(files: ModelFiles, wanted: str | None) -> Pooling:
 
     Raise ModelError if neither a convention nor the user says how it pools, unless it is only planned for.
     """
-    head = find_head(find_tensor_names(files.weights))
+    head = find_head(files.headers)
     convention = CONVENTIONS.get(files.architecture)
     if convention is not None and head is None:  # it would be ignored
         pooling = wanted or MEAN

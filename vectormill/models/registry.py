@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
@@ -23,12 +23,18 @@ from pydantic import TypeAdapter, ValidationError
 from vectormill.domain.encoding import DEFAULT_MODEL, PASSAGES, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import ModelError, UnknownModel, UnsupportedModel
 from vectormill.files.outputs import open_replacement
-from vectormill.models.adapters import ADAPTER_CONFIG
 from vectormill.models.card_reader import read_card
 from vectormill.models.model_card import ModelCard, TableMissing
 from vectormill.models.specs import list_own_options, make_spec
 from vectormill.models.suggestions import suggest_model
-from vectormill.models.weights import ARTIFACT, HEAD_FILES, SAFETENSORS, TORCH_WEIGHTS, list_weights
+from vectormill.models.weights import (
+    ADAPTER_CONFIG,
+    ARTIFACT,
+    HEAD_FILES,
+    SAFETENSORS,
+    TORCH_WEIGHTS,
+    list_weights,
+)
 from vectormill.settings import ModelEntry, Settings
 
 __all__ = [
@@ -137,12 +143,18 @@ class Registry:
 
         def find(name: str) -> ModelCard | ModelError:
             try:
-                return self.card(name, weights=weights)
+                card = self.card(name)  # refused by its small files, if at all, before gigabytes are fetched
+                return self.card(name, weights=True) if weights else card
             except ModelError as error:
                 return error
 
         with ThreadPoolExecutor(READ_AT_ONCE) as pool:
             return dict(zip(names, pool.map(find, names), strict=True))
+
+    def warm(self) -> None:
+        """Begin to read the cards of models that are directories, in a thread, before anybody waits for one."""
+        names = [name for name, entry in self._entries().items() if Path(entry.path).expanduser().is_dir()]
+        threading.Thread(target=self.cards, args=(names,), name="cards", daemon=True).start()
 
     def _find_card(self, name: str, entry: ModelEntry, weights: bool) -> ModelCard | None:
         """Return the card in the cache, unless it was read of another entry."""
@@ -210,7 +222,7 @@ def is_path(name: str) -> bool:
 
 ADDED: Final = TypeAdapter(dict[str, dict[str, Any]])
 ENTRY: Final = TypeAdapter(ModelEntry)
-KNOWN_FIELDS: Final = frozenset(field.name for field in fields(ModelEntry))
+KNOWN_FIELDS: Final = frozenset(ModelEntry.__slots__)
 
 
 def name_added(settings: Settings) -> Path:
@@ -233,8 +245,8 @@ def read_added(path: Path) -> dict[str, ModelEntry]:
     Raise ModelError if the file is damaged.
     """
     entries, later = _split_added(path)
-    for name, told in later.items():
-        unknown = ", ".join(sorted(told.keys() - KNOWN_FIELDS))
+    for name, fields in later.items():
+        unknown = ", ".join(sorted(fields.keys() - KNOWN_FIELDS))
         logger.warning(
             "The model %s of %s is left out, as this release does not know: %s.", name, path, unknown
         )

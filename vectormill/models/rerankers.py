@@ -3,29 +3,19 @@
 Such a model is a …ForCausalLM. Its input is a text made of an instruction, a query and a document, and its
 score is the logit of one word at the last token, or the difference of two. sentence-transformers stores both
 beside the model (a module LogitScore and a chat template); for models published without them, RERANKERS says
-what their authors' code does.
+what their authors' code does. Chat templates are read in chat_templates.
 """
 
-import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, combinations
-from typing import Any, Final
-
-from vectormill.domain.errors import ModelError, UnsupportedModel
-from vectormill.models.model_files import ModelFiles
+from typing import Final
 
 INSTRUCTION: Final = "instruction"
 QUERY: Final = "query"
 DOCUMENT: Final = "document"
-_FIELDS: Final = {field: f"{{{field}}}" for field in (INSTRUCTION, QUERY, DOCUMENT)}
+FIELDS: Final = {field: f"{{{field}}}" for field in (INSTRUCTION, QUERY, DOCUMENT)}
 FIELD: Final = re.compile(rf"\{{({INSTRUCTION}|{QUERY}|{DOCUMENT})\}}")
-# The module of sentence-transformers that makes a reranker of a causal language model.
-LOGIT_SCORE: Final = "LogitScore"
-# Options of a chat template that transformers does not pass to it, and that change what is tokenized.
-_UNSUPPORTED_OPTIONS: Final = frozenset({"chat_template", "continue_final_message", "restore_suffix"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +38,7 @@ class Template:
 
     @property
     def takes_instructions(self) -> bool:
-        return any(_FIELDS[INSTRUCTION] in piece for piece in self.pieces)
+        return any(FIELDS[INSTRUCTION] in piece for piece in self.pieces)
 
     @property
     def words(self) -> tuple[str | int, ...]:
@@ -127,67 +117,6 @@ RERANKERS: Final = (
 )
 
 
-def find_template(files: ModelFiles) -> Template | None:
-    """Return how a reranker's pairs are put into words: as registered, or by its modules, or by its name.
-
-    Raise ModelError for an unknown template.
-    """
-    wanted = files.entry.template
-    if wanted is None:
-        is_chat = len(files.modules) == 1 and "message" in files.transformer.get("modality_config", ())
-        if is_chat or files.kinds[1:] == [LOGIT_SCORE]:
-            return _read_chat_template(files)
-        rows = (row for row in RERANKERS if row.model_type == files.model_type)
-        called = files.called.lower()
-        return next((row.template for row in rows if any(each.lower() in called for each in row.names)), None)
-    for row in RERANKERS:
-        if row.name == wanted:
-            return row.template
-    known = ", ".join(row.name for row in RERANKERS)
-    raise ModelError(f"The template {wanted!r} of model {files.name!r} is unknown; expected one of {known}.")
-
-
-def _read_chat_template(files: ModelFiles) -> Template:
-    """Return the template of a reranker in the layout of sentence-transformers.
-
-    Without a module LogitScore it has a head of its own. Raise UnsupportedModel if no chat template puts a pair
-    into words.
-    """
-    score = files.read_module(1) if len(files.modules) > 1 else {}
-    options = (files.transformer.get("processing_kwargs") or {}).get("chat_template") or {}
-    message = (files.transformer.get("modality_config") or {}).get("message", {})
-    flaw = "" if message else "its pairs are not messages of a chat template (modality_config)"
-    if unsupported := options.keys() & _UNSUPPORTED_OPTIONS:
-        flaw = f"its chat template has the option {min(unsupported)}"
-    try:
-        if flaw:
-            raise ValueError(flaw)
-        render = _read_chat(files, options, is_structured=message.get("format") != "flat")
-        pieces, plain = (render({**_FIELDS, INSTRUCTION: system}) for system in (_FIELDS[INSTRUCTION], ""))
-        strips = _find_stripped(render, {pieces: " As {told}.\n", plain: ""})
-        if any(piece.count(_FIELDS[DOCUMENT]) != 1 for piece in (pieces, plain)):
-            raise ValueError("its chat template does not contain the document as it is")
-    except MemoryError:
-        raise
-    except Exception as error:  # a template may raise anything
-        raise UnsupportedModel(f"The reranker {files.name!r} cannot be used: {error}.") from error
-    words = score.get("true_token_id"), score.get("false_token_id")
-    return Template((pieces,), (plain,), *words, strips=strips)
-
-
-def _find_stripped(render: Callable[[Mapping[str, str]], str], pieces: Mapping[str, str]) -> frozenset[str]:
-    """Return the fields that a chat template strips. Raise ValueError if it changes texts otherwise.
-
-    `pieces` are the rendered fields themselves, each with an instruction to try.
-    """
-    texts = {QUERY: "\n Why {a}? \n", DOCUMENT: "  'b' <c>\n\n"}
-    for stripped in chain.from_iterable(combinations(_FIELDS, count) for count in range(4)):
-        tried = {piece: {**texts, INSTRUCTION: system} for piece, system in pieces.items()}
-        if all(fill_in(piece, strip_texts(told, stripped)) == render(told) for piece, told in tried.items()):
-            return frozenset(stripped)
-    raise ValueError("its chat template changes the texts of a pair")
-
-
 def fill_in(piece: str, values: Mapping[str, str]) -> str:
     """Return the piece with the fields replaced by their values, in which no field is looked for."""
     return FIELD.sub(lambda field: values[field[1]], piece)
@@ -196,48 +125,3 @@ def fill_in(piece: str, values: Mapping[str, str]) -> str:
 def strip_texts(values: Mapping[str, str], fields: Collection[str]) -> dict[str, str]:
     """Return the values without white space around those of the given fields."""
     return {field: text.strip() if field in fields else text for field, text in values.items()}
-
-
-def _read_chat(
-    files: ModelFiles, options: Mapping[str, Any], *, is_structured: bool
-) -> Callable[[Mapping[str, str]], str]:
-    """Return the function that renders a pair's texts as transformers does.
-
-    A template is Jinja in a sandbox: it computes text, and reads and changes nothing outside. Two functions
-    of Jinja through which sandboxes were left are taken away.
-    """
-    # Imported here, because few models have a chat template that is read.
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    config = files.read("tokenizer_config.json")
-    path = files.directory / "chat_template.jinja"
-    text = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
-    if not isinstance(text, str):
-        raise ValueError(f"it has no chat template in {files.directory}")
-    tokens = {key: value for key, value in config.items() if key.endswith("_token")}
-    context = {key: each["content"] if isinstance(each, dict) else each for key, each in tokens.items()}
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-    environment.globals["raise_exception"] = _raise_error
-    for function in ("dict", "namespace"):
-        del environment.globals[function]
-    template = environment.from_string(text)
-
-    def render(texts: Mapping[str, str]) -> str:
-        messages = [
-            {
-                "role": role,
-                "content": [{"type": "text", "text": texts[field]}] if is_structured else texts[field],
-            }
-            for role, field in (("system", INSTRUCTION), (QUERY, QUERY), (DOCUMENT, DOCUMENT))
-            if texts[field]
-        ]
-        return template.render(messages=messages, **{"add_generation_prompt": False, **context, **options})
-
-    return render
-
-
-def _raise_error(reason: str) -> None:
-    raise ValueError(f"its chat template does not take a pair: {reason}")

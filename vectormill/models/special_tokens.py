@@ -6,12 +6,12 @@ code, which is never run.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from vectormill.domain.errors import UnsupportedModel
 from vectormill.models.json_files import read_object
+from vectormill.models.model_card import SpecialTokens
 
 # The classes that rewrite the template according to the two settings (transformers 4, `update_post_processor`
 # in models/{llama,code_llama,gemma,cohere,gpt_neox}/tokenization_*_fast.py). Models were trained with the
@@ -26,19 +26,6 @@ APPENDS_FINAL_TOKEN: Final = frozenset(
 FINAL_TOKEN_CODE: Final = frozenset(
     {"tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast"}
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SpecialTokens:
-    """The special tokens before and after a text.
-
-    `is_rewritten` means that the template in tokenizer.json lacks some of them.
-    """
-
-    prefix: tuple[str, ...]
-    suffix: tuple[str, ...]
-    is_rewritten: bool = False
-    flags: tuple[tuple[str, bool], ...] = ()  # settings that make transformers' own class do the same
 
 
 def read_special_tokens(name: str, directory: Path) -> SpecialTokens:
@@ -62,7 +49,7 @@ def read_special_tokens(name: str, directory: Path) -> SpecialTokens:
     lacking = [bos] if "add_bos_token" in wanted and bos and bos not in prefix else []
     lacking += [eos] if "add_eos_token" in wanted and eos and eos not in suffix else []
     if not lacking:
-        return SpecialTokens(prefix, suffix)
+        return SpecialTokens(prefix, suffix, has_code=bool(code))
     if not code and str(config.get("tokenizer_class")) not in APPENDS_FINAL_TOKEN:
         raise UnsupportedModel(
             f"The files of model {name!r} contradict each other: tokenizer_config.json requires {', '.join(lacking)} "
@@ -72,7 +59,7 @@ def read_special_tokens(name: str, directory: Path) -> SpecialTokens:
     new_prefix = (bos,) if "add_bos_token" in wanted else prefix
     new_suffix = (eos,) if "add_eos_token" in wanted else suffix
     flags = (("add_bos_token", bool(new_prefix)), ("add_eos_token", bool(new_suffix)))
-    return SpecialTokens(new_prefix, new_suffix, is_rewritten=True, flags=flags)
+    return SpecialTokens(new_prefix, new_suffix, is_rewritten=True, flags=flags, has_code=bool(code))
 
 
 def require_final_token(name: str, tokens: SpecialTokens) -> None:
@@ -83,11 +70,6 @@ def require_final_token(name: str, tokens: SpecialTokens) -> None:
             "the text's last word would represent all of it. Make tokenizer.json append the token it was trained with, "
             "or set add_eos_token in tokenizer_config.json."
         )
-
-
-def has_code(directory: Path) -> bool:
-    """Return True if the tokenizer has custom code of a known kind."""
-    return bool(_find_code(read_object(directory / "tokenizer_config.json", directory.name, is_needed=False)))
 
 
 def _find_code(config: Mapping[str, Any]) -> list[str]:

@@ -6,16 +6,16 @@ write it, often both layouts at once, and the name of the table's tensor tells b
 StaticEmbedding of sentence-transformers (6.2).
 """
 
-import json
-from pathlib import Path
-from typing import Any, Final
+import math
+from typing import Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.models.embedders import tell_prompts
 from vectormill.models.model_card import ModelCard, StaticTable, TableMissing
-from vectormill.models.model_files import LARGEST_MAX_TOKENS, ModelFiles, find_kind
+from vectormill.models.model_files import LARGEST_MAX_TOKENS, ModelFiles
+from vectormill.models.model_shape import ModelShape, TensorSize
 from vectormill.models.poolings import MEAN, parse_pooling
-from vectormill.models.weights import count_parameters, fingerprint_directory, read_header
+from vectormill.models.tensor_headers import fingerprint_directory, read_header
 
 MODULE: Final = "StaticEmbedding"
 MODEL_TYPE: Final = "model2vec"
@@ -27,14 +27,11 @@ NUMPY_TYPES: Final = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I8": "<i1", "I3
 DEFAULT_MAX_TOKENS: Final = 512  # model2vec's, for configurations without max_length
 
 
-def find_static_folder(directory: Path) -> str | None:
+def find_static_folder(files: ModelFiles) -> str | None:
     """Return the folder of a static model's table, relative to its directory; None for other models."""
-    modules = _read(directory / "modules.json")
-    if isinstance(modules, list):
-        first = min(modules, key=lambda module: int(module["idx"]), default={"type": ""})
-        return str(first["path"]) if find_kind(first) == MODULE else None
-    config = _read(directory / "config.json")
-    return "" if isinstance(config, dict) and config.get("model_type") == MODEL_TYPE else None
+    if files.modules:
+        return str(files.modules[0]["path"]) if files.kinds[0] == MODULE else None
+    return "" if files.read("config.json").get("model_type") == MODEL_TYPE else None
 
 
 def read_static_card(files: ModelFiles) -> ModelCard:
@@ -49,9 +46,9 @@ def read_static_card(files: ModelFiles) -> ModelCard:
         raise UnsupportedModel(
             f"The model {name!r} is made of {', '.join(files.kinds)}. Only Normalize may follow {files.kinds[0]}."
         )
-    folder = find_static_folder(files.directory) or ""
+    folder = find_static_folder(files) or ""
     files.require_inside(folder)
-    table, dimension = _read_table(files, folder)
+    table, dimension, num_parameters = _read_table(files, folder)
     if not (files.directory / folder / "tokenizer.json").is_file():
         raise ModelError(f"The model {name!r} has no tokenizer.json in {files.directory / folder}.")
     # How many tokens of a text the authors' package reads; None for all.
@@ -65,27 +62,36 @@ def read_static_card(files: ModelFiles) -> ModelCard:
     prompts, default_prompt = files.read_prompts()
     unprompted = tell_prompts(files.called, "", prompts, default_prompt)
     weights = [files.directory / folder / WEIGHTS_FILE]
+    architecture = "StaticModel" if table.is_model2vec else MODULE
     return ModelCard(
         name=name,
         path=files.directory,
         revision=entry.revision or fingerprint_directory(files.directory, weights),
-        architecture="StaticModel" if table.is_model2vec else MODULE,
+        architecture=architecture,
         dimension=dimension,
         max_tokens=files.choose_max_tokens(LARGEST_MAX_TOKENS, int(limit or LARGEST_MAX_TOKENS)),
         pooling=(MEAN,),
         normalize=bool(normalizes) if entry.normalize is None else entry.normalize,
         prompts=prompts,
         default_prompt=default_prompt,
-        num_parameters=count_parameters(weights),
+        num_parameters=num_parameters,
         static=table,
+        shape=ModelShape(
+            hidden_size=dimension,
+            tensors=(TensorSize("embeddings", (table.num_values // dimension, dimension), None),),
+            model_type=architecture,
+        ),
         unread="a classifier's head" if is_classifier else "",
         unprompted=unprompted,
         notes=(unprompted,) if unprompted else (),
     )
 
 
-def _read_table(files: ModelFiles, folder: str) -> tuple[StaticTable, int]:
-    """Return the table and the dimension of its vectors. Raise ModelError if it cannot be read."""
+def _read_table(files: ModelFiles, folder: str) -> tuple[StaticTable, int, int]:
+    """Return the table, the dimension of its vectors, and the number of values in its file.
+
+    Raise ModelError if it cannot be read.
+    """
     path = files.directory / folder / WEIGHTS_FILE
     if not path.is_file():
         if not files.needs_weights:
@@ -106,11 +112,5 @@ def _read_table(files: ModelFiles, folder: str) -> tuple[StaticTable, int]:
             f"The file {path} has numbers of type {foreign[0]}; tables of {', '.join(NUMPY_TYPES)} are read."
         )
     rows, dimension = header[tensor].shape
-    return StaticTable(folder, tensor == MODEL2VEC_TENSOR, rows * dimension), dimension
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # the code that needs the file reports the error
-        return None
+    num_parameters = sum(math.prod(each.shape) for each in header.values())
+    return StaticTable(folder, tensor == MODEL2VEC_TENSOR, rows * dimension), dimension, num_parameters

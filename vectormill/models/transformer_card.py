@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.models.adapters import read_adapter
-from vectormill.models.classifiers import SUFFIX, Classifier, is_structbert, read_classifier, require_template
+from vectormill.models.chat_templates import LOGIT_SCORE, find_template
+from vectormill.models.classifiers import SUFFIX, is_structbert, read_classifier, require_template
 from vectormill.models.embedders import (
     describe_modules,
     find_prompted_family,
@@ -18,7 +19,7 @@ from vectormill.models.embedders import (
     tell_prompts,
 )
 from vectormill.models.heads import SPLADE_MODULES, Heads, has_token_modules, read_heads
-from vectormill.models.model_card import REXUNINLU, ModelCard
+from vectormill.models.model_card import REXUNINLU, Classifier, ModelCard, SpecialTokens
 from vectormill.models.model_files import ModelFiles
 from vectormill.models.poolings import (
     LAST_TOKEN,
@@ -28,9 +29,7 @@ from vectormill.models.poolings import (
     parse_pooling,
     read_pooling_module,
 )
-from vectormill.models.rerankers import LOGIT_SCORE, find_template
 from vectormill.models.special_tokens import read_special_tokens, require_final_token
-from vectormill.models.weights import count_parameters, find_tensor_names, list_weights
 
 # RexUniNLU: the architecture of its configuration, and the tensors of its head.
 REXUNINLU_TYPE: Final = "deberta-v2"
@@ -51,14 +50,14 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
     reranker = require_template(name, classifier, entry.template)
     is_extractor = False
     if classifier is None:  # the config.json of a RexUniNLU is that of any DeBERTa; its head's tensors tell
-        weights = files.weights or list_weights(files.directory)
-        is_extractor = files.model_type == REXUNINLU_TYPE and find_tensor_names(weights) >= EXTRACTOR_TENSORS
+        is_extractor = files.model_type == REXUNINLU_TYPE and files.headers.keys() >= EXTRACTOR_TENSORS
     is_embedder = classifier is None and not is_extractor
     if files.must_encode:
         _require_tokenizer(files)
     heads = read_heads(files) if is_embedder else Heads()
     notes = (*judge_adapters(files), *heads.notes)
     pooling = _find_pooling(files, heads, classifier, is_extractor=is_extractor)
+    special = SpecialTokens()
     if files.must_encode and not is_extractor:
         special = read_special_tokens(name, files.directory)
         if classifier is None and LAST_TOKEN in pooling.modes:
@@ -82,6 +81,15 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
     family = find_prompted_family(files.called, files.model_type)
     ends_in_unit_length = not files.modules or files.kinds[-1] == "Normalize"
     has_unit_length = classifier is None and heads.has_dense and ends_in_unit_length
+    num_words = 0 if classifier is None else classifier.num_words
+    shape = files.read_shape(text_config, dense=dense, has_head=classifier is not None and not num_words)
+    shape = replace(
+        shape,
+        model_type="bert" if is_structbert(config) else shape.model_type,
+        dense_values=shape.hidden_size * num_words
+        or shape.dense_values,  # the rows of the words are the head
+        is_extractor=is_extractor,
+    )
     return ModelCard(
         name=name,
         path=files.directory,
@@ -98,7 +106,7 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
         include_prompt=pooling.includes_prompt and (family is None or family.includes_prompt),
         dense=dense,
         lowercase=bool(files.transformer.get("do_lower_case")),
-        num_parameters=count_parameters(files.weights) if files.weights else None,
+        num_parameters=files.num_parameters,
         classifier=classifier,
         extractor=REXUNINLU if is_extractor else "",
         outputs=heads.outputs,
@@ -108,6 +116,8 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
         token_head=heads.tokens,
         model_type=files.model_type,
         adapter=read_adapter(name, files.directory, entry.adapter) if entry.adapter else None,
+        special=special,
+        shape=shape,
         unread=pooling.unread,
         unprompted=unprompted,
         notes=(*notes, unprompted) if unprompted else notes,

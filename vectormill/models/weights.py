@@ -1,149 +1,12 @@
-"""The weight files of a model, and the types and shapes of their tensors, read without the weights.
+"""The files of a model by their names: its weights, and the small ones. Reads none of them."""
 
-Safetensors files begin with a header that lists the tensors. Of torch's pickles only names and shapes are
-unpickled: the functions that a pickle may call are listed here, and only create tensors, for which headers
-are returned. Imports no torch.
-"""
-
-import io
-import json
-import math
-import pickle
-import re
-import struct
-import zipfile
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
-from vectormill.models.adapters import ADAPTER_CONFIG
 
 SAFETENSORS: Final = ".safetensors"
-_METADATA: Final = "__metadata__"
-# torch's names of storages, and safetensors' names of the types.
-_STORAGES: Final = {
-    "FloatStorage": "F32",
-    "HalfStorage": "F16",
-    "BFloat16Storage": "BF16",
-    "DoubleStorage": "F64",
-    "LongStorage": "I64",
-    "IntStorage": "I32",
-    "ShortStorage": "I16",
-    "CharStorage": "I8",
-    "ByteStorage": "U8",
-    "BoolStorage": "BOOL",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class TensorHeader:
-    """The type and shape of a stored tensor. `dtype` is named as in safetensors, such as F32 or BF16."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def is_float(self) -> bool:
-        return self.dtype.startswith(("F", "BF"))
-
-    @property
-    def value_bytes(self) -> int:
-        digits = re.search(r"\d+", self.dtype)
-        return max(1, int(digits[0]) // 8) if digits else 1
-
-
-def read_header(path: Path) -> dict[str, TensorHeader]:
-    """Return the tensors of a file by name; reads only a few kilobytes of a safetensors file.
-
-    Raise ModelError for a pickle of anything else.
-    """
-    if path.suffix != SAFETENSORS:
-        return _read_pickled(path)
-    header: dict[str, Any] = json.loads(read_header_bytes(path)[0])
-    return {
-        name: TensorHeader(entry["dtype"], tuple(entry["shape"]))
-        for name, entry in header.items()
-        if name != _METADATA
-    }
-
-
-def read_header_bytes(path: Path) -> tuple[bytes, int]:
-    """Return the header as stored and the offset of the numbers.
-
-    For a pickle these are the names and shapes as JSON, and 0.
-    """
-    if path.suffix != SAFETENSORS:
-        return json.dumps({name: each.shape for name, each in read_header(path).items()}).encode(), 0
-    with path.open("rb") as file:
-        size = struct.unpack("<Q", file.read(8))[0]
-        return file.read(size), 8 + size
-
-
-def _read_pickled(path: Path) -> dict[str, TensorHeader]:
-    try:
-        tensors = _unpickle(path)
-    except MemoryError:
-        raise
-    except Exception as error:  # bytes that are not a pickle of tensors may cause any error
-        raise ModelError(f"The file {path} cannot be read as a pickle of tensors alone: {error}") from error
-    if not isinstance(tensors, dict) or not all(isinstance(each, TensorHeader) for each in tensors.values()):
-        raise ModelError(f"The file {path} does not contain a mapping of names to tensors.")
-    return dict(tensors)
-
-
-def _unpickle(path: Path) -> Any:
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
-            return _SizesUnpickler(io.BytesIO(archive.read(name))).load()
-    with path.open("rb") as file:  # before torch 1.6: a magic number, a version and a system come first
-        for _ in range(3):
-            _SizesUnpickler(file).load()
-        return _SizesUnpickler(file).load()
-
-
-class _SizesUnpickler(pickle.Unpickler):
-    """An unpickler that creates headers in place of torch's tensors, and calls nothing else."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(file)
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _MAKERS:
-            return _MAKERS[module, name]
-        if module == "torch" and name in _STORAGES:
-            return _STORAGES[name]
-        raise pickle.UnpicklingError(f"it would call {module}.{name}")
-
-    def persistent_load(self, pid: Any) -> str:
-        """Return the type from ("storage", type, number, device, length)."""
-        return str(pid[1])
-
-
-def _make_header(storage: str, offset: int, shape: tuple[int, ...], *_: Any) -> TensorHeader:
-    return TensorHeader(storage, tuple(int(size) for size in shape))
-
-
-def _keep(header: TensorHeader, *_: Any) -> TensorHeader:
-    return header
-
-
-_MAKERS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
-    ("collections", "OrderedDict"): OrderedDict,
-    ("torch._utils", "_rebuild_tensor_v2"): _make_header,
-    ("torch._utils", "_rebuild_parameter"): _keep,
-}
-
-
-def count_parameters(weights: Sequence[Path]) -> int:
-    """Return the number of values in the files; reads only a few kilobytes of each safetensors file."""
-    return sum(math.prod(tensor.shape) for path in weights for tensor in read_header(path).values())
-
-
 PICKLED_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5")
 # The names of torch's pickles, of which only tensors are read; a large model has several.
 TORCH_WEIGHTS: Final = "pytorch_model*.bin"
@@ -153,6 +16,7 @@ COLBERT_LINEAR: Final = "colbert_linear"
 HEAD_FILES: Final = tuple(
     f"{stem}{suffix}" for stem in (SPARSE_LINEAR, COLBERT_LINEAR) for suffix in (".pt", SAFETENSORS)
 )
+ADAPTER_CONFIG: Final = "adapter_config.json"
 # The settings of Stanford's ColBERT.
 ARTIFACT: Final = "artifact.metadata"
 
@@ -181,26 +45,6 @@ def list_weights(directory: Path) -> list[Path]:
     return whole or sorted(directory.glob(TORCH_WEIGHTS))
 
 
-def fingerprint_directory(directory: Path, weights: Sequence[Path]) -> str:
-    """Return sixteen hex digits that identify the model's content on any machine, without paths or dates.
-
-    All small files are read whole. For the weights, header, size and 64 samples are enough to tell two
-    fine-tuned copies of one architecture apart without reading gigabytes.
-    """
-    digest = blake2b(digest_size=8)
-    for path in list_small_files(directory):
-        digest.update(path.relative_to(directory).as_posix().encode() + b"\0" + path.read_bytes())
-    for path in list_weight_files(directory, weights):
-        size = path.stat().st_size
-        header, start = read_header_bytes(path)
-        digest.update(f"{path.name}:{size}".encode() + header)
-        with path.open("rb") as file:
-            for sample in range(64):
-                file.seek(start + (size - start) * sample // 64)
-                digest.update(file.read(4096))
-    return digest.hexdigest()
-
-
 def list_small_files(directory: Path) -> list[Path]:
     """Return the files besides weights that a model's results depend on."""
     vocabulary = [] if (directory / "tokenizer.json").is_file() else sorted(directory.glob("vocab.txt"))
@@ -218,8 +62,3 @@ def list_weight_files(directory: Path, weights: Sequence[Path]) -> list[Path]:
     inner += [path for path in sorted(directory.glob(f"*/{TORCH_WEIGHTS}")) if path.parent not in folders]
     heads = [directory / name for name in HEAD_FILES if (directory / name).is_file()]
     return [*weights, *inner, *heads]
-
-
-def find_tensor_names(weights: Sequence[Path]) -> set[str]:
-    """Return the names of all tensors in the files."""
-    return {name for path in weights for name in read_header(path)}

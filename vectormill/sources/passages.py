@@ -130,7 +130,7 @@ def load_tokenizer(split: Split, place: SourcePlace) -> str:
     path = card.path / "tokenizer.json"
     try:
         tokenizer = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SourceFailed(
             f"The model {model!r} has no usable tokenizer.json to count tokens with; split by paragraphs instead."
         ) from error

@@ -25,6 +25,7 @@ from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.domain.task import DENSE, RAW, VECTOR
 from vectormill.models.families import find_family
 from vectormill.models.model_card import ModelCard
+from vectormill.models.model_shape import ModelShape
 from vectormill.models.registry import EncodingOptions, make_spec
 from vectormill.models.weights import find_weights, list_small_files, list_weight_files, list_weights
 from vectormill.moments import format_moment
@@ -58,7 +59,6 @@ from worker.encoder.choice import (
 from worker.encoder.encoder import AUTO
 from worker.engine.engine import CANARIES, Engine
 from worker.engine.request import EncodeRequest, EncodeResult
-from worker.placement.model_shape import ModelShape
 from worker.placement.strategies import REPLICATE, SHARED
 from worker.plan import find_shape, plan_worker
 from worker.runner.starter import Sharing

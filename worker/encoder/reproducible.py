@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.errors import ModelError
-from vectormill.models.json_files import read_object
 from vectormill.ragged import Ragged
 from worker.batching.batch import OUTPUTS, Batch
 from worker.batching.cost import LengthBuckets, count_tile_rows
@@ -71,9 +70,7 @@ class ReproducibleEncoder(Encoder):
         self._inner = inner
         report = inner.describe()
         self._buckets = None if report.longest_bucket is None else LengthBuckets(report.longest_bucket)
-        config = read_object(order.card.path / "config.json", order.card.name)
-        vocabulary = config.get("text_config", config).get("vocab_size") or SMALLEST_VOCABULARY
-        self._largest_id = min(LARGEST_PROBED_ID, int(vocabulary))
+        self._largest_id = min(LARGEST_PROBED_ID, order.card.shape.vocab_size or SMALLEST_VOCABULARY)
         lengths = [length for length in PROBED_LENGTHS if length <= order.card.max_tokens]
         if not all(map(self._is_stable, lengths)):
             raise ModelError(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.static_table import MODEL2VEC_TENSOR, MODULE_TENSOR, NUMPY_TYPES, WEIGHTS_FILE
-from vectormill.models.weights import read_header, read_header_bytes
+from vectormill.models.tensor_headers import read_header, read_header_bytes
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CPU

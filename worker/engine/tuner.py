@@ -18,7 +18,6 @@ from worker.batching.cost import BatchCost, LengthBuckets, find_quadratic_length
 from worker.devices.device import CPU, Device
 from worker.encoder.encoder import EncoderReport, find_changes
 from worker.placement.footprint import VALUE_BYTES, Footprint, find_bias_bytes, make_footprint
-from worker.placement.model_shape import read_model_shape
 from worker.placement.placement import Replica
 from worker.placement.strategies import FULLY_SHARDED
 from worker.runner.memory import MemoryReport
@@ -240,7 +239,7 @@ def foresee_footprint(card: ModelCard, report: EncoderReport, device: Device) ->
     precision = report.precision.value if report.precision.value in VALUE_BYTES else "fp32"
     try:
         bias_bytes = find_bias_bytes(device.kind, device.memory_bytes)
-        return make_footprint(read_model_shape(card), precision, report.attention, bias_bytes=bias_bytes)
+        return make_footprint(card.find_shape(), precision, report.attention, bias_bytes=bias_bytes)
     except ModelError as error:
         logger.warning(
             "The memory that batches need is unknown, so their size is found by trial and error: %s", error
@@ -270,7 +269,7 @@ def find_batch_cost(card: ModelCard, report: EncoderReport) -> BatchCost:
     If the model's sizes are unknown, a long sequence costs no extra.
     """
     try:
-        shape = read_model_shape(card)
+        shape = card.find_shape()
     except ModelError as error:
         logger.warning(
             "The cost of long sequences is unknown, so they are counted like short ones: %s", error

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vectormill.domain.errors import ModelError
-from vectormill.models.adapters import Adapter
-from vectormill.models.model_card import ModelCard
+from vectormill.models.model_card import Adapter, ModelCard
 from vectormill.models.weights import find_weights
 from worker.model.weights import open_weights
 

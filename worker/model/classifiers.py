@@ -21,7 +21,8 @@ from vectormill.models.classifiers import STRUCTBERT
 from vectormill.models.json_files import read_object
 from vectormill.models.model_card import ModelCard
 from vectormill.models.rerankers import Template
-from vectormill.models.weights import find_weights, read_header
+from vectormill.models.tensor_headers import read_header
+from vectormill.models.weights import find_weights
 from worker.model.runtime import transformers
 from worker.model.weights import open_weights
 from worker.tokens.reference import Reference
@@ -180,7 +181,7 @@ class WordScore(nn.Module):
 
 def load_word_score(card: ModelCard, template: Template) -> WordScore:
     """Load the rows of a template's words. Raises ModelError if one of them is missing."""
-    reference = Reference(card.path, lowercase=card.lowercase)
+    reference = Reference(card.path, lowercase=card.lowercase, special=card.special)
     numbers = [_find_token(card, reference, word) for word in template.words]
     config = load_config(card)
     is_tied = getattr(config, "tie_word_embeddings", False)

@@ -14,8 +14,7 @@ from torch.nn.functional import normalize
 
 from vectormill.domain.errors import ModelError
 from vectormill.domain.task import MULTI_VECTOR, SPARSE
-from vectormill.models.heads import SparseHead
-from vectormill.models.model_card import ModelCard
+from vectormill.models.model_card import ModelCard, SparseHead
 from vectormill.models.weights import find_weights
 from worker.model.runtime import transformers
 from worker.model.weights import open_weights

@@ -14,7 +14,6 @@ from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.models.families import find_family
 from vectormill.models.json_files import read_object
 from vectormill.models.model_card import ModelCard
-from vectormill.models.special_tokens import has_code, read_special_tokens
 from vectormill.models.weights import SAFETENSORS, find_weights
 from worker.batching.batch import TOKEN_INPUTS
 from worker.encoder.encoder import OnRead
@@ -235,9 +234,9 @@ def check_tokenizer(card: ModelCard) -> None:
     Raises UnsupportedModel if they differ. A tokenizer with custom code is not compared: its code is not run,
     and a table lists the tokens it adds.
     """
-    if is_published(card) or has_code(card.path):
+    if is_published(card) or card.special.has_code:
         return
-    flags = dict(read_special_tokens(card.name, card.path).flags)
+    flags = dict(card.special.flags)
     try:
         theirs = transformers.AutoTokenizer.from_pretrained(
             card.path, local_files_only=True, trust_remote_code=False, **flags
@@ -250,7 +249,7 @@ def check_tokenizer(card: ModelCard) -> None:
         )
         return
     texts = [line for line in SAMPLE.read_text(encoding="utf-8").splitlines() if line]
-    ours = Reference(card.path, lowercase=card.lowercase).encode(texts)
+    ours = Reference(card.path, lowercase=card.lowercase, special=card.special).encode(texts)
     # sentence-transformers lowercases a text before it is tokenized.
     given = [text.lower() for text in texts] if card.lowercase else texts
     for number, expected in enumerate(theirs(given, verbose=False)["input_ids"]):

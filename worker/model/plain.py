@@ -21,7 +21,6 @@ from vectormill.models.families import find_family
 from vectormill.models.model_card import ModelCard
 from vectormill.models.poolings import CLS, LAST_TOKEN, MAX, MEAN, MEAN_SQRT_LEN, WEIGHTED_MEAN
 from vectormill.models.rerankers import DOCUMENT, INSTRUCTION, QUERY, fill_in
-from vectormill.models.special_tokens import read_special_tokens
 
 OFFLINE: Final = {"local_files_only": True, "trust_remote_code": False}
 # Heads without an effect on what is compared, which files may leave out.
@@ -101,7 +100,7 @@ def _load_embedder(card: ModelCard, spec: EncodingSpec) -> Encode:
         merge_adapter(model, card, card.adapter)  # compared with peft in tests/contract
     dense = load_dense(card)
     # The tokens of the prompt, without the special ones after a text.
-    after = len(read_special_tokens(card.name, card.path).suffix)
+    after = len(card.special.suffix)
     num_left_out = (
         0 if card.include_prompt or not spec.prompt else len(tokenizer(spec.prompt)["input_ids"]) - after
     )
@@ -188,7 +187,7 @@ def _load_cross_encoder(card: ModelCard, spec: EncodingSpec) -> Encode:
 def _load_tokenizer(card: ModelCard) -> Any:
     import transformers
 
-    flags = dict(read_special_tokens(card.name, card.path).flags)
+    flags = dict(card.special.flags)
     return transformers.AutoTokenizer.from_pretrained(card.path, **OFFLINE, **flags)
 
 

@@ -3,10 +3,10 @@
 from typing import Final
 
 from vectormill.domain.errors import ModelError
+from vectormill.models.model_shape import ModelShape
 from worker.encoder.choice import find_arithmetic
 from worker.encoder.encoder import EncoderOrder
 from worker.placement.footprint import make_footprint
-from worker.placement.model_shape import ModelShape, read_model_shape
 
 # The serial share of a batch's time. Two threads on one batch took 1/1.167 of the time that two parallel
 # batches of one thread each take (docs/decisions/0015: 7,330 and 8,550 tokens/s); Amdahl's law with this
@@ -35,7 +35,7 @@ STREAM_BATCH_TOKENS: Final = 1024
 def choose_streams(order: EncoderOrder, precision: str) -> int:
     """Return the number of streams: as many as the threads can use and the memory holds."""
     try:
-        shape = read_model_shape(order.card)
+        shape = order.card.find_shape()
     except ModelError:  # its files do not state its sizes
         return count_streams(order.num_threads, is_large=True)
     is_large = is_slow_alone(shape) and not order.is_reproducible

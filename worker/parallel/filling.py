@@ -25,7 +25,8 @@ from torch.nn.functional import linear
 from vectormill.domain.errors import ModelError
 from vectormill.models.families import Layout
 from vectormill.models.model_card import ModelCard
-from vectormill.models.weights import TensorHeader, find_weights, read_header
+from vectormill.models.tensor_headers import TensorHeader, read_header
+from vectormill.models.weights import find_weights
 from worker.encoder.encoder import OnRead
 from worker.model.classifiers import list_published_names, load_config, outline_head
 from worker.model.runtime import transformers

@@ -7,8 +7,8 @@ the first two, but more workers do. Each has a model of its own on the GPU.
 from math import ceil
 from typing import Final
 
+from vectormill.models.model_shape import ModelShape
 from worker.devices.device import CUDA, Device
-from worker.placement.model_shape import ModelShape
 from worker.placement.room import GIB, guess_flops
 
 # Tokens per second that a worker with two cores feeds, in texts of 100 tokens: measured with eight of them on

@@ -7,9 +7,9 @@ layer before, so the number of layers does not matter and recomputing activation
 from dataclasses import dataclass
 from typing import Final
 
+from vectormill.models.model_shape import ModelShape, TensorSize
 from vectormill.models.rounding import SMALLEST_TABLE_ROWS, find_group_size
 from worker.devices.device import CUDA
-from worker.placement.model_shape import ModelShape, TensorSize
 
 VALUE_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0}
 # Each group of compressed values has a scale.

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Final
 
 from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
+from vectormill.models.model_shape import ModelShape
 from worker.devices.device import CPU, CUDA, MPS, Inventory, parse_devices
 from worker.placement.drafts import Draft, draft_plans, find_longest_text
-from worker.placement.model_shape import ModelShape
 from worker.placement.placement import AUTO, Placement, PlanSettings
 from worker.placement.reasons import (
     PlanRequest,

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from vectormill.models.model_shape import ModelShape
 from vectormill.models.rounding import find_group_size
 from vectormill.workers.plan_picture import format_gib
 from worker.devices.device import BYTES_PER_SECOND, LATENCY_SECONDS
 from worker.placement.footprint import COMPRESSED, VALUE_BYTES, make_footprint
-from worker.placement.model_shape import ModelShape
 from worker.placement.placement import Replica, Shard, Stage
 from worker.placement.room import DeviceCapacity
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR

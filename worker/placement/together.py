@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from vectormill.domain.errors import ModelDoesNotFit
+from vectormill.models.model_shape import ModelShape
 from vectormill.workers.plan_picture import format_gib
 from worker.devices.device import CPU, Device, Inventory, parse_devices
-from worker.placement.model_shape import ModelShape
 from worker.placement.placement import Placement, PlanSettings
 from worker.placement.planner import ABOUT_AS_FAST, make_needs, plan_placement
 from worker.placement.replicas import ReplicaBuilder

@@ -27,7 +27,7 @@ def make_tasks(
     num_free_cores: int = 0,
 ) -> Tasks:
     """Return the model's tasks by name. `gives_vectors` is passed to Embed, the others to Tokenizer."""
-    make = partial(Tokenizer, card.path, lowercase=card.lowercase)
+    make = partial(Tokenizer, card.path, lowercase=card.lowercase, special=card.special)
     tokenizer = partial(
         make if card.static is None else partial(StaticTokenizer, card),
         words=words,

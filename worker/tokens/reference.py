@@ -22,7 +22,7 @@ from tokenizers.processors import TemplateProcessing
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.json_files import read_object
-from vectormill.models.special_tokens import SpecialTokens, read_special_tokens
+from vectormill.models.model_card import SpecialTokens
 from vectormill.ragged import Ragged
 
 # Characters that are tokenized at once. This keeps all threads of the library busy; a whole chunk of books
@@ -43,6 +43,10 @@ SPECIAL: Final = {
 }
 
 
+# What the tokenizer itself adds stays.
+NO_SPECIAL: Final = SpecialTokens()
+
+
 class Reference:
     """The tokenizer in a model's directory, as the library reads it. Thread-safe; never truncates a text.
 
@@ -51,7 +55,7 @@ class Reference:
     """
 
     def __init__(
-        self, directory: Path, *, lowercase: bool = False, special: SpecialTokens | None = None
+        self, directory: Path, *, lowercase: bool = False, special: SpecialTokens = NO_SPECIAL
     ) -> None:
         self.rust, self.description, self.favors_longer = _read(directory)
         self.rust.no_padding()
@@ -59,7 +63,6 @@ class Reference:
         if lowercase and not _lowers_case(self.description.get("normalizer")):
             inner = [] if self.rust.normalizer is None else [self.rust.normalizer]
             self.rust.normalizer = NormalizerSequence([Lowercase(), *inner])
-        special = special or read_special_tokens(directory.name, directory)
         if special.is_rewritten:
             self.rust.post_processor = _make_template(self.rust, special)
         self.prefix, self.suffix = self._find_special()

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from vectormill.models.model_card import ModelCard
-from vectormill.models.special_tokens import SpecialTokens
+from vectormill.models.model_card import ModelCard, SpecialTokens
 from vectormill.ragged import Ragged
 from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
 from worker.tokens.tokenizer import Tokenizer
 
-NO_SPECIAL = SpecialTokens((), (), is_rewritten=True)
+WITHOUT = SpecialTokens(is_rewritten=True)
 
 
 class StaticTokenizer(Tokenizer):
@@ -24,7 +23,7 @@ class StaticTokenizer(Tokenizer):
 
     def __init__(self, card: ModelCard, **options: Any) -> None:
         assert card.static is not None
-        super().__init__(card.path / card.static.folder, special=NO_SPECIAL, **options)
+        super().__init__(card.path / card.static.folder, special=WITHOUT, **options)
         self._unknown_id: int | None = None
         self._chars_per_token = 0
         if card.static.is_model2vec:

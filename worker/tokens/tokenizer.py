@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from vectormill.domain.errors import ModelError
 from vectormill.jobs.item import ENCODING_FAILED, TOO_MANY_TOKENS, ItemFailure
-from vectormill.models.special_tokens import SpecialTokens
+from vectormill.models.model_card import SpecialTokens
 from vectormill.ragged import Ragged
 from worker.tokens.pairs import PairFrame, find_frame
 from worker.tokens.passages import PassageFrame
-from worker.tokens.reference import Reference
+from worker.tokens.reference import NO_SPECIAL, Reference
 from worker.tokens.splitting import find_cuts, find_splitting
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS, Affixes, TokenizedTexts
 from worker.tokens.word_cache import WordCache, WordTally
@@ -54,12 +54,12 @@ class Tokenizer:
         lowercase: bool = False,
         words: WordTally | None = None,
         num_free_cores: int = 0,
-        special: SpecialTokens | None = None,
+        special: SpecialTokens = NO_SPECIAL,
     ) -> None:
         """Load the tokenizer and choose the fastest exact way to use it.
 
-        Words are counted in `words`. On `num_free_cores` cores only the tokenizer runs. `special` replaces
-        the special tokens that the files name.
+        Words are counted in `words`. On `num_free_cores` cores only the tokenizer runs. `special` are
+        those of the model's card, which replace the tokenizer's own if they are rewritten.
         """
         self._reference = Reference(directory, lowercase=lowercase, special=special)
         description = self._reference.description

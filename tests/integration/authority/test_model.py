@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -171,6 +173,30 @@ def test_a_model_that_was_mended_is_read_again(tmp_path: Path) -> None:
         card_reader.read_card("model", directory, entry)
     (directory / "config.json").write_text(config)
     assert card_reader.read_card("model", directory, entry).dimension == 384
+
+
+PLANNING: Final = """
+import sys
+opened = []
+sys.addaudithook(lambda event, told: opened.append(str(told[0])) if event == "open" else None)
+from vectormill.models.registry import EncodingOptions, Registry, make_spec
+from vectormill.settings import ModelEntry
+from worker.devices.described import describe_inventory
+from worker.plan import plan_machine
+from worker.settings import WorkerSettings
+registry = Registry({"m": ModelEntry(path=sys.argv[1])})
+card = registry.card("m", weights=True)
+make_spec(card, EncodingOptions())
+print(plan_machine([card, registry.outline("m")], describe_inventory("2cores,4GiB"), WorkerSettings())[0].name)
+print([path for path in opened if path.startswith(sys.argv[1])])
+"""
+
+
+def test_who_checks_jobs_and_plans_opens_no_file_of_a_model() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PLANNING, str(packaged_model())], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["m", "[]"]
 
 
 class Started(Exception):

@@ -15,7 +15,6 @@ from worker.devices.detect import detect_inventory
 from worker.devices.device import Inventory, parse_devices
 from worker.encoder.choice import FP32
 from worker.placement.footprint import SCRATCH_BYTES, make_footprint
-from worker.placement.model_shape import read_model_shape
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE
 from worker.runner.starter import Sharing
 
@@ -129,9 +128,7 @@ def test_the_prediction_is_near_what_a_process_really_takes(
     shape: tuple[int, int], measured: Measured
 ) -> None:
     grown, attention = measured[shape]
-    footprint = make_footprint(
-        read_model_shape(Registry({}).card(DEFAULT_MODEL, weights=True)), "fp32", attention
-    )
+    footprint = make_footprint(Registry({}).card(DEFAULT_MODEL, weights=True).find_shape(), "fp32", attention)
     predicted = footprint.predict_batch_bytes(*shape)
     weights = footprint.weight_bytes
     assert abs(predicted - grown) / (weights + grown) < 0.15, (predicted, grown)
@@ -139,7 +136,7 @@ def test_the_prediction_is_near_what_a_process_really_takes(
 
 def test_the_prediction_is_near_what_an_extraction_really_takes(tmp_path: Path) -> None:
     directory = write_wide(tmp_path / "rexuninlu")
-    shape = read_model_shape(read_card(directory))
+    shape = read_card(directory).find_shape()
     for sizes, (grown, attention) in measure(MEASURE_EXTRACTION, EXTRACTED_SHAPES, str(directory)).items():
         footprint = make_footprint(shape, "fp32", attention)
         predicted = footprint.predict_batch_bytes(*sizes)

@@ -12,7 +12,7 @@ from tests.models import packaged_model
 from tests.unit.deployment.test_refused_models import config_of
 from tests.unit.deployment.test_registry import card_of, modules, write_model
 from vectormill.domain.errors import InvalidOption, ModelError
-from vectormill.models.heads import SparseHead, TokenHead
+from vectormill.models.model_card import SparseHead, TokenHead
 from vectormill.models.random_embedder import SMALL, write_random_embedder
 from vectormill.models.registry import EncodingOptions, make_spec
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.classifiers import STRUCTBERT
 from vectormill.domain.errors import ModelError
-from vectormill.models.classifiers import Classifier, read_classifier
+from vectormill.models.classifiers import read_classifier
+from vectormill.models.model_card import Classifier
 
 
 def read(config: dict[str, Any], directory: Path = Path()) -> Classifier:

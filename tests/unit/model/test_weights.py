@@ -17,10 +17,9 @@ from tests.models import TinyModels, read_card
 from tests.rexuninlu import GOLDEN
 from vectormill.domain.errors import ModelError
 from vectormill.models.rounding import RoundedWeight, round_linear, round_table
-from vectormill.models.weights import TensorHeader, read_header
+from vectormill.models.tensor_headers import TensorHeader, read_header
 from worker.model.network import EncoderNetwork
 from worker.model.weights import RoundedEmbedding, RoundedLinear, apply_quantization, open_weights
-from worker.placement.model_shape import has_weights, read_model_shape
 
 TENSORS = {
     "a.weight": torch.arange(12, dtype=torch.float32).reshape(3, 4),
@@ -95,8 +94,7 @@ def test_a_model_that_is_published_as_a_pickle_has_the_card_and_shape_of_its_ten
     card, expected = read_card(copy), read_card(directory)
     assert (card.is_extractor, card.classifier) == (expected.is_extractor, expected.classifier)
     assert card.num_parameters == expected.num_parameters
-    assert has_weights(card)
-    shape, whole = read_model_shape(card), read_model_shape(expected)
+    shape, whole = card.find_shape(), expected.find_shape()
     assert set(shape.tensors) == set(whole.tensors)
     revision = card.revision
     tensors = torch.load(copy / "pytorch_model.bin", weights_only=True)

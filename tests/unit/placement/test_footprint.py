@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from vectormill.models.model_shape import ModelShape, TensorSize
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.placement.footprint import (
     BIAS_BYTES,
@@ -12,10 +13,9 @@ from worker.placement.footprint import (
     count_activations,
     make_footprint,
 )
-from worker.placement.model_shape import ModelShape, TensorSize, read_model_shape
 
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
-SHAPE = read_model_shape(CARD)
+SHAPE = CARD.find_shape()
 # 30,522 words, 512 positions and 2 types of 384 values, and the norm behind them.
 NUM_EMBEDDING_VALUES = (30522 + 512 + 2 + 2) * 384
 # Four matrices of attention, two of the feed-forward block, their biases and two norms.

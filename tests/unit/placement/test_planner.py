@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
+from vectormill.models.model_shape import ModelShape, TensorSize
 from worker.devices.described import describe_inventory
 from worker.devices.device import CPU, Inventory
-from worker.placement.model_shape import ModelShape, TensorSize
 from worker.placement.placement import Placement, PlanSettings, Replica
 from worker.placement.planner import plan_placement
 from worker.placement.replicas import DoesNotFit, MinimumNeeds, ReplicaBuilder

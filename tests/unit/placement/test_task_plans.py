@@ -10,10 +10,10 @@ from tests.classifiers import STRUCTBERT
 from tests.models import read_card
 from tests.rexuninlu import GOLDEN
 from vectormill.domain.errors import ModelDoesNotFit, ModelError
+from vectormill.models.model_shape import ModelShape
 from vectormill.models.registry import Registry
 from worker.devices.described import describe_inventory
 from worker.placement.footprint import BIAS_BYTES, make_footprint
-from worker.placement.model_shape import ModelShape, read_model_shape
 from worker.placement.placement import Placement, PlanSettings, Replica
 from worker.placement.planner import make_needs
 from worker.placement.replicas import ReplicaBuilder
@@ -38,7 +38,7 @@ def test_structbert_is_shared_as_the_bert_that_it_is(strategy: str) -> None:
 
 
 def test_the_last_stage_holds_the_head_in_fp32() -> None:
-    shape = read_model_shape(read_card(STRUCTBERT / "model"))
+    shape = read_card(STRUCTBERT / "model").find_shape()
     hidden = shape.hidden_size
     assert shape.dense_values == (hidden * hidden + hidden) + (2 * hidden + 2)
     without = make_footprint(replace(shape, dense_values=0), "bf16", "padded (sdpa)")
@@ -50,7 +50,7 @@ def test_a_head_is_outlined_where_there_are_no_weights_yet(tmp_path: Path) -> No
     for file in (STRUCTBERT / "model").glob("*.json"):
         shutil.copy(file, tmp_path)
     outlined = find_shape(Registry({}).outline(str(tmp_path)))
-    assert outlined.dense_values == read_model_shape(read_card(STRUCTBERT / "model")).dense_values
+    assert outlined.dense_values == read_card(STRUCTBERT / "model").find_shape().dense_values
 
 
 @pytest.mark.parametrize("strategy", [REPLICATE, PIPELINE, FULLY_SHARDED])
@@ -80,7 +80,7 @@ def build(shape: ModelShape, strategy: str) -> Replica:
 
 
 def test_what_is_made_at_load_is_whole_on_every_rank_and_layer_by_layer_in_stages() -> None:
-    shape = read_model_shape(read_card(REX))
+    shape = read_card(REX).find_shape()
     footprint = make_footprint(shape, "fp32", "padded")
     made = shape.num_layers * footprint.made_bytes
     assert made == 3 * 2 * 512 * 32 * 4

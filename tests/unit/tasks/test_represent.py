@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.task import DENSE, MULTI_VECTOR, OUTPUTS, SPARSE
 from vectormill.jobs.item import NON_FINITE_VECTOR
-from vectormill.models.heads import SparseHead, TokenHead
-from vectormill.models.model_card import ModelCard
+from vectormill.models.model_card import ModelCard, SparseHead, TokenHead
 from vectormill.models.specs import make_spec
 from vectormill.ragged import Ragged
 from vectormill.vectors.representations import Representations, unpack

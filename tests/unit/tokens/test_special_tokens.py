@@ -38,7 +38,7 @@ def write_tokenizer(directory: Path, adds: list[str], **config: Any) -> Path:
 
 
 def ends(model: Path) -> tuple[bool, bool]:
-    row = Tokenizer(model).tokenize_whole(["some words"]).ids(0).tolist()
+    row = Tokenizer(model, special=read_card(model).special).tokenize_whole(["some words"]).ids(0).tolist()
     return row[0] == CLS, row[-1] == SEP
 
 

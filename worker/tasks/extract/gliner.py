@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from vectormill.domain.schema import Schema
 from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, TOO_MANY_TOKENS, ItemFailure
-from vectormill.models.gliner import read_gliner_config
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
 from worker.batching.batch import WORD_MARKS
@@ -63,8 +62,9 @@ class Gliner:
     """A GLiNER as it asks for labels. Implements Author."""
 
     def __init__(self, card: ModelCard) -> None:
-        self._config = read_gliner_config(card.name, card.path)
-        self._reference = Reference(card.path)
+        assert card.gliner is not None
+        self._config = card.gliner
+        self._reference = Reference(card.path, special=card.special)
         self.max_tokens, self.max_words = card.max_tokens, self._config.max_words
         self.overlap = max(OVERLAP_WORDS, self._config.max_width)
         self._marker_id = self._reference.rust.token_to_id(self._config.marker)

@@ -16,8 +16,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.families import find_family
-from vectormill.models.gliner import ENCODER_PREFIX, GlinerConfig, read_gliner_config
-from vectormill.models.model_card import ModelCard
+from vectormill.models.gliner import ENCODER_PREFIX
+from vectormill.models.model_card import GlinerConfig, ModelCard
 from vectormill.models.weights import find_weights
 from worker.batching.batch import WORD_MARKS, Batch
 from worker.encoder.encoder import EncoderOrder
@@ -141,7 +141,8 @@ class GlinerNetwork(nn.Module):
 
     def __init__(self, card: ModelCard, dtype: torch.dtype) -> None:
         super().__init__()
-        config = read_gliner_config(card.name, card.path)
+        config = card.gliner
+        assert config is not None
         (path,) = find_weights(card.path, card.name)
         with open_weights(path) as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping

@@ -21,7 +21,8 @@ from torch.nn.functional import gelu, layer_norm, linear, relu, scaled_dot_produ
 
 from vectormill.domain.errors import ModelError
 from vectormill.domain.schema import MAX_WINDOW_TOKENS
-from vectormill.models.weights import find_weights, read_header
+from vectormill.models.tensor_headers import read_header
+from vectormill.models.weights import find_weights
 from worker.model.weights import open_weights
 from worker.placement.footprint import BIAS_BYTES, BIAS_MATRICES
 from worker.tasks.extract.model.config import DebertaConfig, read_config, tabulate_distances
