@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import psycopg
 
@@ -34,6 +35,12 @@ def new_directory() -> Iterator[Path]:
         directory = Path(name)
         directory.chmod(0o755)
         yield directory
+
+
+def read_admin_url(data_dir: Path, database_url: str) -> str:
+    """Return the administrator's URL of a data directory's Postgres, of which `database_url` is that of its service."""
+    password = quote((data_dir / "postgres" / "password").read_text().strip(), safe="")
+    return f"postgresql://vectormill:{password}@{database_url.rpartition('@')[2]}"
 
 
 def connect(url: str) -> "psycopg.Connection[tuple[object, ...]]":

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cache
 from typing import Final
 from uuid import uuid4
@@ -11,15 +12,17 @@ from psycopg import sql
 from sqlalchemy import Engine, make_url
 
 from tests.clusters import new_directory
-from vectormill.db.migrations import upgrade
+from vectormill.db.migrations import migrate
+from vectormill.db.roles import Roles, derive_url
 from vectormill.db.session import make_engine
-from vectormill.embedded.postgres import EmbeddedPostgres
+from vectormill.embedded.postgres import EmbeddedPostgres, give_roles
 from vectormill.embedded.valkey import EmbeddedValkey
+from vectormill.settings import Settings
 
 
 @contextmanager
 def running_postgres() -> Iterator[str]:
-    """Start an embedded Postgres and yield its URL.
+    """Start an embedded Postgres and yield its administrator's URL.
 
     It does not sync to disk, because no test cuts the power.
     """
@@ -47,15 +50,42 @@ def running_valkey() -> Iterator[str]:
 
 
 @contextmanager
-def migrated_database(postgres_url: str) -> Iterator[str]:
-    """Create an empty database at the newest revision and yield its URL; drop it at the end."""
+def empty_database(postgres_url: str) -> Iterator[str]:
+    """Create an empty database and yield the administrator's URL for it; drop it at the end."""
     with _administering(postgres_url) as connection:
-        name = _create_database(connection, template=_migrated_template(postgres_url))
+        name = _create_database(connection, template="template1")
     try:
-        yield _of_database(postgres_url, name)
+        yield of_database(postgres_url, name)
     finally:
         with _administering(postgres_url) as connection:
             connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@contextmanager
+def migrated_database(postgres_url: str) -> Iterator[str]:
+    """Create an empty database at the newest revision and yield its URL for a service; drop it at the end."""
+    with _administering(postgres_url) as connection:
+        name = _create_database(connection, template=_migrated_template(postgres_url))
+        # So that tests change settings of their database, and have extensions and schemas in it.
+        connection.execute(f"ALTER DATABASE {name} OWNER TO {Roles().service}")
+    try:
+        yield derive_url(of_database(postgres_url, name), Roles().service)
+    finally:
+        with _administering(postgres_url) as connection:
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def settings_of(admin_url: str) -> Settings:
+    """Return settings with the URLs of the three roles in the database of this administrator's URL."""
+    owner, service, reader = (derive_url(admin_url, name) for name in asdict(Roles()).values())
+    return Settings(database_url=service, owner_database_url=owner, reader_database_url=reader)
+
+
+# What tests do to a database besides: they gather statistics, empty tables, let statements fail, and draw ids.
+FOR_TESTS = """
+    GRANT TRUNCATE, TRIGGER, MAINTAIN ON ALL TABLES IN SCHEMA vectormill TO vectormill_service;
+    GRANT UPDATE ON ALL SEQUENCES IN SCHEMA vectormill TO vectormill_service
+"""
 
 
 # The key of all databases here, so that a worker of a test needs no connection to find it.
@@ -70,9 +100,13 @@ def _migrated_template(postgres_url: str) -> str:
     """
     with _administering(postgres_url) as connection:
         name = _create_database(connection, template="template1")
-        upgrade(_of_database(postgres_url, name))
-        with psycopg.connect(_of_database(postgres_url, name).replace("+psycopg", "", 1)) as migrated:
-            migrated.execute("UPDATE vectormill.secrets SET value = %s WHERE name = 'queries'", [QUERY_KEY])
+        url = of_database(postgres_url, name)
+        with _administering(url) as database:
+            give_roles(database, postgres_url)
+        migrate(settings_of(url))
+        with _administering(url) as database:
+            database.execute(FOR_TESTS)
+            database.execute("UPDATE vectormill.secrets SET value = %s WHERE name = 'queries'", [QUERY_KEY])
         closed = sql.SQL("ALTER DATABASE {} WITH IS_TEMPLATE true ALLOW_CONNECTIONS false")
         connection.execute(closed.format(sql.Identifier(name)))
     return name
@@ -91,7 +125,7 @@ def _administering(postgres_url: str) -> "psycopg.Connection[tuple[object, ...]]
     return psycopg.connect(plain.render_as_string(hide_password=False), autocommit=True)
 
 
-def _of_database(postgres_url: str, name: str) -> str:
+def of_database(postgres_url: str, name: str) -> str:
     return make_url(postgres_url).set(database=name).render_as_string(hide_password=False)
 
 

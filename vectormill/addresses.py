@@ -1,6 +1,7 @@
-"""Parse host addresses and recognise loopback ones. Opens no socket and resolves no names."""
+"""Parse host addresses and URLs of databases. Opens no socket and resolves no names."""
 
 import ipaddress
+import re
 from typing import Final
 
 LOOPBACK_NAME: Final = "localhost"
@@ -18,3 +19,8 @@ def parse_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | 
         return ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:
         return None
+
+
+def to_libpq(database_url: str) -> str:
+    """Return a URL of SQLAlchemy, as VECTORMILL_DATABASE_URL is one, in the form that libpq reads."""
+    return re.sub(r"^postgres(ql)?(\+psycopg)?://", "postgresql://", database_url)

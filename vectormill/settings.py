@@ -15,7 +15,7 @@ from vectormill.domain.errors import ConfigurationError
 from vectormill.models.model_entry import ModelEntry as ModelEntry
 
 PREFIX = "VECTORMILL_"
-Server = Literal["database_url", "redis_url"]
+Server = Literal["database_url", "redis_url", "owner_database_url", "reader_database_url"]
 # A process without a heartbeat for this long counts as dead. It is a constant, because the processes that
 # send heartbeats and those that check them have to agree.
 ALIVE_SECONDS: Final = 15.0
@@ -49,6 +49,8 @@ class Settings(BaseSettings):
     )
 
     database_url: str | None = None
+    owner_database_url: str | None = None
+    reader_database_url: str | None = None
     redis_url: Annotated[str | None, AfterValidator(check_redis_url)] = None
     data_dir: Path = Path("~/.vectormill")
     cache_dir: Path = Path("~/.cache/vectormill")
@@ -144,6 +146,16 @@ class Settings(BaseSettings):
         """Return the names of database drivers and protocols that the operator allows to sources."""
         return frozenset(self.unguarded_sources.replace(",", " ").split())
 
+    @property
+    def reader_url(self) -> str | None:
+        """Return the URL for queries of sources on the own database, by default that of the service."""
+        return self.reader_database_url or self.database_url
+
+    @property
+    def owner_url(self) -> str:
+        """Return the URL for migrations and backups, by default that of the service. Raise ConfigurationError."""
+        return self.owner_database_url or self.need("database_url")
+
     @model_validator(mode="after")
     def _order_times(self) -> Self:
         longest = min(ALIVE_SECONDS, self.lease_seconds) / BEATS_IN_A_LEASE
@@ -162,7 +174,7 @@ VALUE_ERROR: Final = "Value error, "
 
 # Variables with secrets of Vectormill; FLOWER_BASIC_AUTH is Flower's own name for its password.
 SECRET_VARIABLES = frozenset(
-    {f"{PREFIX}{name}" for name in ("DATABASE_URL", "REDIS_URL", "FLOWER_BASIC_AUTH")}
+    {f"{PREFIX}{name}" for name in ("FLOWER_BASIC_AUTH", *map(str.upper, get_args(Server)))}
     | {API_KEY_VARIABLE, "FLOWER_BASIC_AUTH"}
 )
 
@@ -215,7 +227,7 @@ def process_environment(shared: Settings | None = None) -> dict[str, str]:
 
     With `shared`, the child uses the data directory and the servers of these settings, wherever they were found.
     """
-    names = ("data_dir", *get_args(Server)) if shared is not None else ()
+    names = ("data_dir", "database_url", "redis_url") if shared is not None else ()
     found = {name: value for name in names if (value := getattr(shared, name)) is not None}
     return dict(os.environ) | {f"{PREFIX}{name.upper()}": str(value) for name, value in found.items()}
 
@@ -228,6 +240,14 @@ def read_api_key() -> str | None:
 def read_api_url() -> str | None:
     """Return the API's address in the environment, for a client that was given none. Read no other variable."""
     return os.environ.get(f"{PREFIX}API_URL", "").strip() or None
+
+
+def read_variable(name: str) -> str:
+    """Return the value of the environment variable that a command's option names. Raise ConfigurationError."""
+    value = os.environ.get(name, "").strip()
+    if not value:
+        raise ConfigurationError(f"The environment variable {name} is not set.")
+    return value
 
 
 def find_collector(settings: Settings) -> str | None:

@@ -34,6 +34,8 @@ COMMAND = (sys.executable, "-m", "vectormill.cli")
 READY_TIMEOUT_SECONDS = 300.0  # a worker may load a large model from a slow disk
 MIGRATION_POLL_SECONDS = 0.1
 PROBE_TIMEOUT_SECONDS = 3.0
+# Which only `migrate`, and which only processes that read sources are given.
+OF_ROLES = ("VECTORMILL_OWNER_DATABASE_URL", "VECTORMILL_READER_DATABASE_URL")
 WORKER_LINES = 4  # the last lines of each worker's log, which have the reason
 # A stop takes under 15 s: the children, each server, and at most 2 s for Postgres's immediate shutdown.
 CHILDREN_GRACE_SECONDS = 7.0
@@ -84,6 +86,8 @@ def run_up(options: UpOptions, out: TextIO = sys.stdout) -> int:
             settings.data_dir,
             database_url=settings.database_url,
             redis_url=settings.redis_url,
+            owner_database_url=settings.owner_database_url,
+            reader_database_url=settings.reader_database_url,
             stopping=stopping,
         )
         try:
@@ -99,16 +103,19 @@ def run_up(options: UpOptions, out: TextIO = sys.stdout) -> int:
 def _run_children(options: UpOptions, stack: EmbeddedStack, stopping: threading.Event, out: TextIO) -> None:
     settings = options.settings
     environ = {
-        **options.environ,
+        **{name: value for name, value in options.environ.items() if name not in OF_ROLES},
         "VECTORMILL_DATA_DIR": str(stack.data_dir),
         "PYTHONUNBUFFERED": "1",  # otherwise the last lines of a killed child would stay in its buffer
         "VECTORMILL_DATABASE_URL": stack.database_url,
         REDIS_URL: stack.redis_url,
     }
+    owner, reader = stack.owner_database_url, stack.reader_database_url
+    of_owner = environ | ({} if owner is None else {OF_ROLES[0]: owner})
+    environ |= {} if reader is None else {OF_ROLES[1]: reader}
     logs = stack.data_dir / "logs"
     api = choose_endpoint(settings.api_host, settings.api_port, "--api-port")
     flower = choose_endpoint(settings.flower_host, settings.flower_port, "--flower-port")
-    _migrate((*options.command, "migrate"), environ, logs / "migrate.log", stopping)
+    _migrate((*options.command, "migrate"), of_owner, logs / "migrate.log", stopping)
     refuse_to_open_without_key(settings.api_host, stack)
     children = plan_children(options, api, flower, environ, logs)
     supervisor = Supervisor(children, stopping=stopping)
@@ -207,7 +214,9 @@ def plan_children(
     """Return the specifications of all children, in the order in which messages name them. Start nothing."""
 
     def child(name: str, ready: Callable[[], bool], *arguments: str) -> ChildSpec:
-        return ChildSpec(name, (*options.command, *arguments), environ, ready, logs / f"{name}.log")
+        left_out = () if name in ("api", "indexer") else OF_ROLES
+        given = {variable: value for variable, value in environ.items() if variable not in left_out}
+        return ChildSpec(name, (*options.command, *arguments), given, ready, logs / f"{name}.log")
 
     names = [_worker_name(model, len(options.models)) for model in options.models] or ["worker"]
 

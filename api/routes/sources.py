@@ -162,7 +162,10 @@ def post_follow(name: CollectionName, body: FollowRequest, resources: ResourcesD
             )
 
     def follow(connection: Connection) -> object:
-        return follow_table(connection, name, table=body.table, key_column=body.key_column)
+        reader_url = resources.settings.reader_url
+        return follow_table(
+            connection, name, table=body.table, key_column=body.key_column, reader_url=reader_url
+        )
 
     return change_following(resources, name, follow)
 

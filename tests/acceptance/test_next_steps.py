@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
-import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import make_url
 
 from tests.acceptance.stack import Stack
-from tests.clusters import new_directory
+from tests.clusters import connect, new_directory, read_admin_url
 from tests.commands import run
 from tests.static_models import write_static
 from tests.waiting import wait_for
@@ -191,8 +190,11 @@ def test_jobs_write_to_a_folder_of_the_machine_once_the_setting_that_is_named_is
 
 def test_a_database_that_was_never_migrated_is_migrated_by_the_command_that_is_told(place: Place) -> None:
     url = place.stack.urls()["database_url"]
-    with psycopg.connect(url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as connection:
-        connection.execute("CREATE DATABASE empty_one")
+    admin_url = read_admin_url(place.stack.data_dir, url)
+    with connect(admin_url) as connection:  # with one role, as an operator gives it
+        connection.execute("CREATE DATABASE empty_one OWNER vectormill_service")
+    with connect(admin_url.replace("/vectormill?", "/empty_one?")) as connection:
+        connection.execute("CREATE EXTENSION vector; GRANT CREATE ON SCHEMA public TO vectormill_service")
     empty = make_url(url).set(database="empty_one").render_as_string(hide_password=False)
     told = place.run("keys", "list", status=2, VECTORMILL_DATABASE_URL=empty)
     place.run(*place.take("migrate", told), VECTORMILL_DATABASE_URL=empty)

@@ -20,6 +20,8 @@ import httpx
 import psutil
 import psycopg
 
+from tests.clusters import read_admin_url
+
 MODEL = "all-MiniLM-L6-v2"
 DIMENSIONS = 384
 T = TypeVar("T")
@@ -176,9 +178,9 @@ class Service:
 
     @property
     def database_url(self) -> str:
-        """The address of the embedded Postgres, as its other users need it."""
+        """The address of the embedded Postgres for its administrator."""
         url: str = json.loads((self.data_dir / "stack.json").read_text())["database_url"]
-        return url.replace("+psycopg", "")
+        return read_admin_url(self.data_dir, url)
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         """Return the rows of a statement, asked as a user of the database asks it."""

@@ -37,7 +37,7 @@ PARSED: Final = {
         "api", "indexer", "scheduler", "worker", "up",
     ),
     "It looks, changes nothing, and needs nothing of the situation.": (
-        "--debug", "--debug doctor", "doctor", "models", "plan", "quote", "status", "webhooks list", "workers",
+        "--debug", "--debug doctor", "doctor", "models", "plan", "quote", "roles", "status", "webhooks list", "workers",
     ),
     "It looks at what the sentence names; tests/blackbox/test_pages.py runs it as the pages show it.": (
         "collections index 1", "errors 1", "runs show 1", "status 1",

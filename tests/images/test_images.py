@@ -44,7 +44,7 @@ class ComposedService(Service):
         self.http.headers["Authorization"] = f"Bearer {key}"
         self.environment |= {"VECTORMILL_API_URL": self.api_url, "VECTORMILL_API_KEY": key}
         (folder / ".env").write_text(
-            f"API_KEY={key}\nPOSTGRES_PASSWORD=pp\nVALKEY_PASSWORD=vv\nFLOWER_BASIC_AUTH=me:ff\n"
+            f"API_KEY={key}\nPOSTGRES_PASSWORD=pp\nOWNER_PASSWORD=oo\nSERVICE_PASSWORD=ss\nREADER_PASSWORD=rr\nVALKEY_PASSWORD=vv\nFLOWER_BASIC_AUTH=me:ff\n"
             f"API_PORT={self.api_port}\nFLOWER_PORT={self.flower_port}\nMODELS_DIR={folder}\nTORCH_CPU_INDEX_URL={index}\n"
         )
         self.label_images("first")

@@ -7,14 +7,22 @@ from pathlib import Path
 import httpx
 import pytest
 from redis import Redis
-from sqlalchemy import Engine
+from sqlalchemy import Engine, make_url
 
 from tests.api_server import api_client
 from tests.clusters import new_directory
 from tests.faulty_engine import MakeEngine, making_engines
-from tests.services import connected_engine, migrated_database, running_postgres, running_valkey
+from tests.services import (
+    connected_engine,
+    migrated_database,
+    of_database,
+    running_postgres,
+    running_valkey,
+    settings_of,
+)
 from tests.webhook_receiver import Receiver, receiving
 from vectormill.embedded.stack import EmbeddedStack
+from vectormill.settings import Settings
 
 # Threads that meet after every tiny product take forty times the product: the reference of a certificate takes 7 s of
 # processor time with two, on cores that others use too, and 0.2 s with one. A worker sets its own number.
@@ -53,6 +61,25 @@ def redis_url() -> Iterator[str]:
 def database_url(postgres_url: str) -> Iterator[str]:
     with migrated_database(postgres_url) as url:
         yield url
+
+
+@pytest.fixture
+def admin_url(postgres_url: str, database_url: str) -> str:
+    """The administrator's URL of the test's database, for what no role of Vectormill may do."""
+    return of_database(postgres_url, make_url(database_url).database or "")
+
+
+@pytest.fixture
+def roles(admin_url: str) -> Settings:
+    """Settings with the URLs of owner, service and reader in the test's database."""
+    return settings_of(admin_url)
+
+
+@pytest.fixture
+def admin(admin_url: str) -> Iterator[Engine]:
+    """An engine of the administrator, who makes and drops roles."""
+    with connected_engine(admin_url) as engine:
+        yield engine
 
 
 @pytest.fixture

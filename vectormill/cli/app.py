@@ -48,7 +48,7 @@ GROUPS: Final = {
     "Before a job": "plan estimate quote",
     "Jobs": "submit jobs pause resume cancel retry errors truncated export delete load",
     "Collections": "collections search rerank items sources push reindex runs schedules",
-    "Operation": "migrate backup restore keys webhooks api scheduler indexer worker flower",
+    "Operation": "migrate roles backup restore keys webhooks api scheduler indexer worker flower",
     "Trust": "certify verify certificate suspects",
 }
 

@@ -35,8 +35,8 @@ def backup(output: Path, *, data_dir: Path | None = None) -> None:
     began = time.monotonic()
     path = name_output(output)
     check_outputs([path])
-    with find_database(data_dir, is_migrated=False, has_data=True) as url:
-        num_bytes = dump(find_client("pg_dump"), url, path)
+    with find_database(data_dir, is_migrated=False, has_data=True) as settings:
+        num_bytes = dump(find_client("pg_dump"), settings, path)
     tell(f"Wrote {num_bytes:,} bytes to {path} in {time.monotonic() - began:,.0f} s.")
 
 
@@ -63,7 +63,7 @@ def restore(input: Path, *, data_dir: Path | None = None) -> None:
     if not input.is_file():
         raise ConfigurationError(f"There is no file {input}.")
     began = time.monotonic()
-    with find_database(data_dir, is_migrated=False) as url:
-        counts = backups.restore(find_client("pg_restore"), url, input)
+    with find_database(data_dir, is_migrated=False) as settings:
+        counts = backups.restore(find_client("pg_restore"), settings, input)
     told = ", ".join(f"{number:,} {name}" for name, number in counts.items())
     tell(f"Restored {told} in {time.monotonic() - began:,.0f} s.")

@@ -182,7 +182,9 @@ def _keep_searchable(place: _Place, *, is_json: bool) -> None:
         connection = exits.enter_context(
             psycopg.connect(url.render_as_string(hide_password=False), autocommit=True)
         )
-        num_rows = reindexing.make_table(connection, read_docstrings())
+        reader = running.reader_database_url
+        role = None if reader is None else make_url(reader).username
+        num_rows = reindexing.make_table(connection, read_docstrings(), role)
         tell(f"Created the table {reindexing.TABLE} with {num_rows:,} docstrings of {describe_python()}.")
         reindexing.follow_table(client, weights.model)
 

@@ -158,7 +158,7 @@ def check_postgres(settings: "Settings") -> Iterator[Finding]:
             "postgres", OK, f"embedded, version {found.major_version}, started by `up` and `encode`"
         )
         return
-    yield from ask_postgres(settings.database_url)
+    yield from ask_postgres(settings.database_url, has_reader=settings.reader_database_url is not None)
 
 
 def check_redis(settings: "Settings") -> Iterator[Finding]:
@@ -232,8 +232,18 @@ def describe_results(card: "ModelCard") -> str:
     return ", ".join(sizes[output] for output in card.outputs)
 
 
-def ask_postgres(url: str) -> Iterator[Finding]:
-    """Yield findings on Postgres: its version, pgvector, and the newest migration."""
+# The service's role, and how many tables of ours it may not write.
+FIND_ROLE: Final = """
+    SELECT rolname AS name, rolsuper AS is_superuser,
+           (SELECT count(*) FROM pg_class
+             WHERE relnamespace = to_regnamespace('vectormill') AND relkind IN ('r', 'p')
+               AND relname <> 'alembic_version' AND NOT has_table_privilege(oid, 'INSERT')) AS num_denied
+      FROM pg_roles WHERE rolname = current_user
+"""
+
+
+def ask_postgres(url: str, *, has_reader: bool) -> Iterator[Finding]:
+    """Yield findings on Postgres: its version, pgvector, the rights of the service's role, and the newest migration."""
     from sqlalchemy import text
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -248,6 +258,7 @@ def ask_postgres(url: str) -> Iterator[Finding]:
             yield judge_postgres(number, connection.execute(text("SHOW server_version")).scalar_one())
             pgvector = connection.execute(text(FIND_PGVECTOR)).one_or_none()
             yield judge_pgvector(*(pgvector or (None, None)))
+            yield judge_role(**connection.execute(text(FIND_ROLE)).one()._mapping, has_reader=has_reader)
         missing = find_missing_revision(engine)
     except SQLAlchemyError as error:
         cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
@@ -272,6 +283,21 @@ def judge_postgres(number: int, name: str) -> Finding:
             "postgres", WARN, f"version {name}", "Use Postgres 16 or newer; older ones are not tested."
         )
     return Finding("postgres", OK, f"version {name}")
+
+
+def judge_role(name: str, *, is_superuser: bool, num_denied: int, has_reader: bool) -> Finding:
+    """Return the finding on the service's role: whether it has what it needs, and no more."""
+    advice = "Run the script that `vectormill roles` prints, and set the three URLs that its --help names."
+    if num_denied:
+        return Finding("roles", FAIL, f"{name} may not write {num_denied} tables of Vectormill", advice)
+    if is_superuser:
+        return Finding(
+            "roles", WARN, f"{name} is a superuser, who reads and writes files of the server", advice
+        )
+    if not has_reader:
+        lack = "VECTORMILL_READER_DATABASE_URL is not set, so queries of sources see what the service sees"
+        return Finding("roles", WARN, f"{lack}: hashes of keys, secrets of webhooks, all texts", advice)
+    return Finding("roles", OK, f"{name} is no superuser, and queries of sources have a role of their own")
 
 
 def judge_pgvector(installed: str | None, available: str | None) -> Finding:

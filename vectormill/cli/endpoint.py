@@ -89,17 +89,17 @@ def connected(api_url: str | None, data_dir: Path | None = None) -> Iterator[Cli
 
 
 @contextmanager
-def find_database(data_dir: Path | None, *, is_migrated: bool, has_data: bool = False) -> Iterator[str]:
-    """Yield the URL of the service's Postgres, or of the data directory's, which is started if it does not run.
+def find_database(data_dir: Path | None, *, is_migrated: bool, has_data: bool = False) -> Iterator[Settings]:
+    """Yield settings with the service's Postgres, or that of the data directory, which is started if it does not run.
 
     A Postgres that is started here is migrated before, if that is asked for. Raise ConfigurationError if it would be
     a new one, but `has_data` says that the command needs what a service has written.
     """
     settings = find_service("database_url", data_dir=data_dir, needs_api=False)
     if settings.database_url is not None:
-        yield settings.database_url
+        yield settings
         return
-    from vectormill.db.migrations import upgrade
+    from vectormill.db.migrations import migrate
     from vectormill.embedded.cluster import has_cluster
     from vectormill.embedded.stack import EmbeddedStack
 
@@ -111,6 +111,7 @@ def find_database(data_dir: Path | None, *, is_migrated: bool, has_data: bool = 
         if is_migrated:
             tell(f"Making a new database in {directory}. If that is not your service's, {hint}.")
     with EmbeddedStack(directory, redis_url="redis://") as stack:  # these commands need no Redis
+        settings = settings.model_copy(update=stack.urls)
         if is_migrated:
-            upgrade(stack.database_url)
-        yield stack.database_url
+            migrate(settings)
+        yield settings

@@ -123,12 +123,10 @@ def connected(data_dir: Path | None) -> "Iterator[tuple[Engine, Settings]]":
     from vectormill.cli.endpoint import find_database
     from vectormill.db.session import make_engine
     from vectormill.domain.errors import ConfigurationError
-    from vectormill.settings import load_settings
 
-    settings = load_settings(data_dir=data_dir)
     # `vectormill up` on a public address needs a key before its first start, which migrates its database.
-    with find_database(data_dir, is_migrated=True) as url:
-        engine = make_engine(url, application_name="vectormill keys", pool_size=1)
+    with find_database(data_dir, is_migrated=True) as settings:
+        engine = make_engine(settings.need("database_url"), application_name="vectormill keys", pool_size=1)
         try:
             yield engine, settings
         except ProgrammingError as error:

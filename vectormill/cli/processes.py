@@ -132,15 +132,47 @@ def flower(*, host: str | None = None, port: int | None = None, data_dir: Path |
     run(settings, settings.flower_host, settings.flower_port)
 
 
+@command(
+    app,
+    "vectormill roles | psql -d vectormill",
+    "ADMIN_URL=postgresql://postgres:…@db/vectormill vectormill roles --admin-env ADMIN_URL",
+    note="Then VECTORMILL_DATABASE_URL is the URL of the service, VECTORMILL_OWNER_DATABASE_URL that of the owner, for "
+    "`vectormill migrate`, and VECTORMILL_READER_DATABASE_URL that of the reader, for the API and the indexer. `up` "
+    "does all this by itself.",
+)
+def roles(*, admin_env: str | None = None, own_database: bool = False) -> None:
+    """Print the SQL that makes the roles of Postgres for Vectormill, or run it.
+
+    A service needs no superuser: it owns the tables that it makes and writes rows of the others, and queries of sources
+    are read by a role that sees only what is granted to it. Names and passwords are those of the three URLs, if they
+    are set. A repetition changes nothing, and an installation with one role becomes one of three.
+
+    Args:
+        admin_env (VARIABLE): The environment variable with the URL of a superuser, by which the statements are run.
+            They are printed if it is not given.
+        own_database (FLAG): The database has nothing but Vectormill and the tables that it encodes: sources may read
+            the tables in public that are there, and take no advisory locks.
+    """
+    from vectormill.db.roles import find_roles, run_as_admin, write_script
+    from vectormill.settings import load_settings, read_variable
+
+    found, passwords = find_roles(load_settings())
+    if admin_env is None:
+        typer.echo(write_script(found, is_own=own_database), nl=False)
+        return
+    run_as_admin(read_variable(admin_env), found, passwords, is_own=own_database)
+    typer.echo(f"The roles {found.owner}, {found.service} and {found.reader} have what they need.")
+
+
 @command(app, "VECTORMILL_DATABASE_URL=postgresql://… vectormill migrate")
 def migrate(*, data_dir: Path | None = None) -> None:
     """Migrate the schema of the database to this version. `up` does this by itself."""
     from vectormill.cli.endpoint import find_database
-    from vectormill.db.migrations import upgrade
+    from vectormill.db.migrations import migrate as migrate_schema
 
     begin_process("migrate")
-    with find_database(data_dir, is_migrated=False, has_data=True) as url:
-        upgrade(url)
+    with find_database(data_dir, is_migrated=False, has_data=True) as settings:
+        migrate_schema(settings)
     typer.echo("The schema is up to date.")
 
 

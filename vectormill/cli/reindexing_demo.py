@@ -72,9 +72,13 @@ class Round:
         return int(self.run["counts"][f"num_{name}"])
 
 
-def make_table(connection: "psycopg.Connection[Any]", docstrings: Iterable["Docstring"]) -> int:
-    """Create the table with one row for each docstring, and return the number of rows."""
+def make_table(
+    connection: "psycopg.Connection[Any]", docstrings: Iterable["Docstring"], reader: str | None
+) -> int:
+    """Create the table with one row for each docstring, let the reader see it, and return the number of rows."""
     connection.execute(CREATE_TABLE)
+    if reader is not None:
+        connection.execute(f'GRANT SELECT ON library TO "{reader}"')
     num_rows = 0
     with connection.cursor() as cursor, cursor.copy(COPY_ROWS) as copy:
         for docstring in docstrings:

@@ -515,25 +515,18 @@ READ_SETTINGS: Final = text("""
            CAST(current_setting('max_parallel_maintenance_workers') AS integer) AS num_workers,
            least(CAST(current_setting('max_parallel_workers') AS integer),
                  CAST(current_setting('max_worker_processes') AS integer)) AS most_workers,
-           pg_has_role(current_user, 'pg_read_server_files', 'MEMBER')
-               AND has_function_privilege('pg_read_file(text, bigint, bigint, boolean)', 'EXECUTE') AS can_read
+           to_regprocedure('vectormill_server.read_machine()') IS NOT NULL AS can_read
 """)
 
-# Files of Linux and of a container's control group (cgroup); NULL if a file does not exist.
-READ_MACHINE: Final = text("""
-    SELECT pg_read_file('/proc/meminfo', 0, 65536, true) AS memory,
-           pg_read_file('/proc/stat', 0, 65536, true) AS processors,
-           pg_read_file('/sys/fs/cgroup/memory.max', 0, 100, true) AS most_memory,
-           pg_read_file('/sys/fs/cgroup/memory.current', 0, 100, true) AS used_memory,
-           pg_read_file('/sys/fs/cgroup/memory.stat', 0, 65536, true) AS memory_use,
-           pg_read_file('/sys/fs/cgroup/cpu.max', 0, 100, true) AS quota
-""")
+# Files of Linux and of a container's control group (cgroup), as `vectormill roles` lets the service read them; NULL if
+# a file does not exist.
+READ_MACHINE: Final = text("SELECT * FROM vectormill_server.read_machine()")
 
 
 def read_server_room(connection: Connection) -> ServerCapacity:
     """Return the free memory and cores of the Postgres server.
 
-    They come from the files of its operating system if the role may read them, else from the settings of Postgres.
+    They come from the files of its operating system if a superuser made the roles, else from the settings of Postgres.
     """
     settings = connection.execute(READ_SETTINGS).one()
     free_bytes, source, num_cores = settings.cache_bytes, "the server's effective_cache_size", None

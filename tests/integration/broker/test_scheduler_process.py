@@ -101,7 +101,7 @@ def test_another_scheduler_rings_for_what_one_had_marked_when_it_was_killed(
 
 
 def test_a_scheduler_that_meets_an_error_of_the_database_is_elected_again(
-    engine: Engine, database_url: str, redis_url: str, tmp_path: Path
+    engine: Engine, admin: Engine, database_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     """Its lock is of a session: kept in the pool, nobody else had it, and the scheduler waited for itself for ever."""
     log = tmp_path / "scheduler.log"
@@ -111,11 +111,11 @@ def test_a_scheduler_that_meets_an_error_of_the_database_is_elected_again(
             times = log.read_text().count(
                 GIVEN_UP
             )  # more than once in a term, where it is met again meanwhile
-            rename(engine, "chunks", "gone")
+            rename(admin, "chunks", "gone")
             try:
                 wait_for(lambda times=times: log.read_text().count(GIVEN_UP) > times)  # type: ignore[misc]
             finally:
-                rename(engine, "gone", "chunks")
+                rename(admin, "gone", "chunks")
         register_worker(engine)
         submit(engine, make_items(4))
         wait_for(lambda: count_queued(engine) == 1)

@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine
 
 from tests.commands import run
 from vectormill.db.backup import dump
 from vectormill.domain.errors import ConfigurationError
 from vectormill.embedded.binaries import find_client
+from vectormill.settings import Settings
 
 FAILS = """#!/bin/sh
 echo attempt >> {log}
@@ -33,27 +33,25 @@ def test_of_a_directory_without_a_database_there_is_no_backup(
 
 
 @pytest.mark.parametrize("failures", [2, 3])
-def test_a_dump_that_met_a_dropped_table_is_repeated(engine: Engine, tmp_path: Path, failures: int) -> None:
+def test_a_dump_that_met_a_dropped_table_is_repeated(roles: Settings, tmp_path: Path, failures: int) -> None:
     program, log, output = tmp_path / "pg_dump", tmp_path / "log", tmp_path / "vectormill.dump"
     program.write_text(FAILS.format(log=log, failures=failures, program=find_client("pg_dump")))
     program.chmod(0o755)
-    url = engine.url.render_as_string(hide_password=False)
     if failures == 2:
-        dump(str(program), url, output)
+        dump(str(program), roles, output)
         assert output.read_bytes().startswith(b"PGDMP")
     else:
         with pytest.raises(ConfigurationError, match="generation_7"):
-            dump(str(program), url, output)
+            dump(str(program), roles, output)
         assert not output.exists()
     assert len(log.read_text().splitlines()) == 3
     assert not list(tmp_path.glob(".*"))
 
 
-def test_backups_that_overlap_are_both_whole_and_only_their_user_s(engine: Engine, tmp_path: Path) -> None:
+def test_backups_that_overlap_are_both_whole_and_only_their_user_s(roles: Settings, tmp_path: Path) -> None:
     output = tmp_path / "vectormill.dump"
-    url = engine.url.render_as_string(hide_password=False)
     with ThreadPoolExecutor() as pool:
-        for done in [pool.submit(dump, find_client("pg_dump"), url, output) for _ in range(3)]:
+        for done in [pool.submit(dump, find_client("pg_dump"), roles, output) for _ in range(3)]:
             done.result()
     assert stat.S_IMODE(output.stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["vectormill.dump"]

@@ -20,15 +20,15 @@ def connection(database_url: str) -> Iterator[psycopg.Connection]:
 
 
 def test_the_demo_makes_a_table_of_whatever_a_column_can_hold(connection: psycopg.Connection) -> None:
-    assert make_table(connection, [*DOCSTRINGS, Docstring("odd", "a\0b")]) == len(DOCSTRINGS)
-    assert make_table(connection, DOCSTRINGS) == len(DOCSTRINGS)  # in place of the one that is there
+    assert make_table(connection, [*DOCSTRINGS, Docstring("odd", "a\0b")], None) == len(DOCSTRINGS)
+    assert make_table(connection, DOCSTRINGS, None) == len(DOCSTRINGS)  # in place of the one that is there
     assert count_rows(connection, "library") == len(DOCSTRINGS)
 
 
 def test_the_demo_changes_a_hundredth_of_its_table_in_every_way_there_is(
     connection: psycopg.Connection,
 ) -> None:
-    make_table(connection, DOCSTRINGS)
+    make_table(connection, DOCSTRINGS, None)
     changes = change_table(connection)
     assert changes.keys() == CHANGES.keys()
     assert min(changes.values()) > 0

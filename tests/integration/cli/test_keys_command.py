@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.commands import run as run_command
+from tests.database import execute
 from tests.services import connected_engine
 from vectormill.embedded.stack import EmbeddedStack
 from vectormill.keys.api_key import hash_secret
@@ -136,9 +137,10 @@ def let_keys_expire() -> None:
         connection.execute(text("UPDATE vectormill.api_keys SET expires_at = now()"))
 
 
-def test_a_database_that_was_never_migrated_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
-    with connected_engine(os.environ["VECTORMILL_DATABASE_URL"]) as engine, engine.begin() as connection:
-        connection.execute(text("DROP SCHEMA vectormill CASCADE"))
+def test_a_database_that_was_never_migrated_is_told_so(
+    admin: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(admin, "DROP SCHEMA vectormill CASCADE")
     for status in (start_api("--host", "0.0.0.0"), run("create", "me"), run("list"), run("revoke", "me")):
         assert status == 2
     assert capsys.readouterr().err.count("run `vectormill migrate` first") == 4

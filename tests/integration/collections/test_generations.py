@@ -240,10 +240,13 @@ def test_a_deletion_goes_to_all_generations_and_a_put_to_those_that_are_written(
     assert [each.id for each in all_of_them] == [first.id, second.id, third.id]
 
 
-def test_a_view_whose_vectors_change_their_type_keeps_grants_comments_and_options(engine: Engine) -> None:
+def test_a_view_whose_vectors_change_their_type_keeps_grants_comments_and_options(
+    engine: Engine, admin: Engine
+) -> None:
     put(engine, "old")
     encode_all(engine)
-    with engine.begin() as connection:
+    with admin.begin() as connection:
+        connection.execute(text("SET search_path = public"))
         for statement in (
             "DROP ROLE IF EXISTS reader_of_docs",
             "CREATE ROLE reader_of_docs",
@@ -259,8 +262,8 @@ def test_a_view_whose_vectors_change_their_type_keeps_grants_comments_and_option
     after = ask(engine, describe_view)
     assert after["type"] == "bit(8)"
     assert before | {"type": None} == after | {"type": None}
-    execute(engine, "DROP OWNED BY reader_of_docs")
-    execute(engine, "DROP ROLE reader_of_docs")
+    execute(admin, "DROP OWNED BY reader_of_docs")
+    execute(admin, "DROP ROLE reader_of_docs")
 
 
 def describe_view(connection: Connection) -> dict[str, Any]:

@@ -12,9 +12,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine
 
 from tests.architecture.sources import PACKAGES, ROOT
+from tests.database import execute
 from tests.services import connected_engine
 from vectormill import __version__
 from vectormill.db.migrations import find_missing_revision
@@ -118,10 +119,9 @@ def test_the_wheel_s_version_is_that_which_the_code_tells(wheel: Path) -> None:
 
 
 def test_an_installed_wheel_migrates_a_database_from_any_folder(
-    installed: Path, database_url: str, tmp_path: Path
+    installed: Path, database_url: str, admin: Engine, tmp_path: Path
 ) -> None:
-    with connected_engine(database_url) as engine, engine.begin() as connection:
-        connection.execute(text("DROP SCHEMA vectormill CASCADE"))
+    execute(admin, "DROP SCHEMA vectormill CASCADE")
     arguments = ("-m", "vectormill.cli", "migrate")
     run(*arguments, cwd=tmp_path, PYTHONPATH=str(installed), VECTORMILL_DATABASE_URL=database_url)
     with connected_engine(database_url) as engine:

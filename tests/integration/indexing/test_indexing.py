@@ -239,7 +239,9 @@ def test_the_progress_of_a_build_is_reported(engine: Engine, monkeypatch: pytest
     assert report["progress"] is None
 
 
-def test_a_large_load_drops_the_index_and_says_so_unless_searches_use_it(engine: Engine) -> None:
+def test_a_large_load_drops_the_index_and_says_so_unless_searches_use_it(
+    engine: Engine, admin: Engine
+) -> None:
     vectors = draw_vectors(NUM_ROWS)
     generation = make_collection(engine, vectors)
     build_indexes(start_run(engine)[0], generation)
@@ -251,9 +253,7 @@ def test_a_large_load_drops_the_index_and_says_so_unless_searches_use_it(engine:
     wait_for(lambda: any(index.last_used_at for index in indexes_of(engine, generation)))
     assert drop_before_bulk(context, NUM_ROWS) is None
     assert "searches use it" in report["kept_for_searches"]
-    with engine.connect() as connection:
-        connection.execute(text("SELECT pg_stat_reset()"))
-        connection.commit()
+    execute(admin, "SELECT pg_stat_reset()")
     because = drop_before_bulk(context, NUM_ROWS)
     assert because is not None
     assert "1,200 changes to 1,200 rows are more than 30%" in because

@@ -73,8 +73,10 @@ class Scene(Protocol):
 class Stage:
     """Plays scenes; `make_scene` is given the engine that is watched, and the random numbers of the seed."""
 
-    def __init__(self, url: str, make_scene: Callable[[Engine, Random], Scene], num_rounds: int) -> None:
-        self._observer = psycopg.connect(url.replace("+psycopg", ""), autocommit=True)
+    def __init__(
+        self, url: str, admin_url: str, make_scene: Callable[[Engine, Random], Scene], num_rounds: int
+    ) -> None:
+        self._observer = psycopg.connect(admin_url.replace("+psycopg", ""), autocommit=True)
         self._observer.execute(STEADY)
         self._scheduler = StepScheduler(self._observer)
         self._engine = make_engine(url, application_name="interleavings", pool_size=5)

@@ -183,8 +183,8 @@ class Collection:
 
 
 @pytest.fixture
-def stage(database_url: str) -> Iterator[Stage]:
-    stage = Stage(database_url, Collection, ROUNDS)
+def stage(database_url: str, admin_url: str) -> Iterator[Stage]:
+    stage = Stage(database_url, admin_url, Collection, ROUNDS)
     yield stage
     stage.close()
 

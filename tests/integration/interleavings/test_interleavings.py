@@ -129,8 +129,8 @@ def finish(world: World) -> None:
 
 
 @pytest.fixture
-def stage(database_url: str) -> Iterator[Stage]:
-    stage = Stage(database_url, Jobs, ROUNDS)
+def stage(database_url: str, admin_url: str) -> Iterator[Stage]:
+    stage = Stage(database_url, admin_url, Jobs, ROUNDS)
     yield stage
     stage.close()
 

@@ -3,19 +3,20 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, make_url, text
 from sqlalchemy.exc import IntegrityError
 
 from tests.architecture.sources import DOCS
 from tests.database import ask, execute
 from tests.protocol import claim_next, complete, make_items, submit
 from tests.schema import HEAD, describe_schema
-from tests.services import connected_engine
+from tests.services import connected_engine, migrated_database, of_database, settings_of
 from tests.states import ALL_JOB_STATES, CHUNK_STATES, REQUEST_FILE_STATES
 from vectormill.batches.request_batch import (
     BATCH_STATES,
@@ -46,6 +47,15 @@ from vectormill.webhooks.webhook import DELIVERY_STATES
 PAGE = DOCS / "SCHEMA.md"
 
 OLDEST_FIRST = [script.revision for script in ScriptDirectory(str(SCRIPTS)).walk_revisions()][::-1]
+
+
+@pytest.fixture
+def database_url(postgres_url: str) -> Iterator[str]:
+    """The owner's URL: migrations are its work."""
+    with migrated_database(postgres_url) as url:
+        name = make_url(url).database or ""
+        yield settings_of(of_database(postgres_url, name)).owner_url
+
 
 # Lists that the code has too, each with the constraint, index or trigger that repeats it.
 LISTS = (
@@ -93,8 +103,8 @@ def test_a_migration_enables_pgvector_where_every_role_finds_it(engine: Engine) 
     assert execute(engine, find).scalar_one() == "public"
 
 
-def test_a_database_in_which_pgvector_cannot_be_enabled_is_told_so(database_url: str) -> None:
-    with connected_engine(database_url) as engine, engine.begin() as connection:
+def test_a_database_in_which_pgvector_cannot_be_enabled_is_told_so(database_url: str, admin: Engine) -> None:
+    with admin.begin() as connection:
         connection.execute(text("DROP EXTENSION vector CASCADE; DROP SCHEMA public CASCADE"))
     with pytest.raises(ConfigurationError, match=r'schema "public" does not exist.*Install pgvector 0\.8\.4'):
         upgrade(database_url)

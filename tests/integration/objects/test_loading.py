@@ -20,6 +20,7 @@ from tests.kinds import RECORDS, SCORES, numbers_of, records_of
 from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.outputs import add_output, finish_all, keep_outputs
 from tests.protocol import SPEC, make_items, submit, vector_of
+from vectormill.addresses import to_libpq
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, VectormillError
 from vectormill.jobs.item import Item
@@ -28,7 +29,7 @@ from vectormill.jobs.jobs import cancel_job
 from vectormill.jobs.submission import JobWriter
 from vectormill.objects.bodies import InputBody
 from vectormill.objects.loading.load import OTHER_BYTES, LoadProgress, count_rows, load_output
-from vectormill.objects.loading.pgvector import open_postgres, to_libpq
+from vectormill.objects.loading.pgvector import open_postgres
 from vectormill.objects.loading.qdrant import refuse_unfit
 from vectormill.objects.reading import read_table
 from vectormill.objects.submission import add_objects

@@ -379,22 +379,22 @@ def test_the_table_of_a_collection_that_is_gone_can_be_written_as_before(
 
 
 @pytest.fixture
-def writer(engine: Engine, papers: str, database_url: str) -> Iterator[Connection]:
+def writer(admin: Engine, papers: str) -> Iterator[Connection]:
     """A connection of a role that may write `papers`, and has no right on anything of ours."""
     run(
-        engine,
+        admin,
         "DROP ROLE IF EXISTS papers_writer",
         "CREATE ROLE papers_writer",
         "GRANT USAGE ON SCHEMA public TO papers_writer",
         "GRANT ALL ON public.papers TO papers_writer",
     )
     try:
-        with engine.connect() as connection:
+        with admin.connect() as connection:
             connection.execute(text("SET ROLE papers_writer"))
             yield connection
             connection.invalidate()
     finally:
-        run(engine, "DROP OWNED BY papers_writer", "DROP ROLE papers_writer")
+        run(admin, "DROP OWNED BY papers_writer", "DROP ROLE papers_writer")
 
 
 def test_whoever_writes_the_table_needs_no_right_on_what_is_ours(
@@ -418,11 +418,9 @@ def test_whoever_writes_the_table_needs_no_right_on_what_is_ours(
         writer.rollback()
 
 
-def test_without_the_right_to_make_triggers_the_owner_is_told_what_to_say(
-    engine: Engine, papers: str, database_url: str
-) -> None:
+def test_without_the_right_to_make_triggers_the_owner_is_told_what_to_say(admin: Engine, papers: str) -> None:
     run(
-        engine,
+        admin,
         "DROP ROLE IF EXISTS mill",
         "CREATE ROLE mill",
         "GRANT USAGE ON SCHEMA vectormill TO mill",
@@ -431,13 +429,13 @@ def test_without_the_right_to_make_triggers_the_owner_is_told_what_to_say(
         "GRANT EXECUTE ON FUNCTION vectormill.note_changes() TO mill",
     )
     try:
-        with engine.connect() as connection:
+        with admin.connect() as connection:
             connection.execute(text("SET ROLE mill"))
             with pytest.raises(Conflict, match=r"GRANT TRIGGER ON public\.papers"):
                 follow_table(connection, "docs")
             connection.invalidate()
     finally:
-        run(engine, "DROP OWNED BY mill", "DROP ROLE mill")
+        run(admin, "DROP OWNED BY mill", "DROP ROLE mill")
 
 
 def test_what_cannot_be_followed_is_refused_with_the_reason(engine: Engine, papers: str) -> None:

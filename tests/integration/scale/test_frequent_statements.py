@@ -23,7 +23,7 @@ from tests.api_server import api_client
 from tests.database import ask
 from tests.full_database import NUM_IN_FLIGHT, NUM_MODELS, fill_database
 from tests.protocol import claim, complete, make_items, register_worker, submit
-from tests.services import connected_engine, migrated_database
+from tests.services import connected_engine, migrated_database, of_database
 from tests.statements import name_statement
 from vectormill.jobs.backlog import add_up_counts
 from vectormill.jobs.chunks import renew_leases
@@ -117,7 +117,8 @@ def explaining(engine: Engine) -> Iterator[list[Explained]]:
 @pytest.fixture(scope="module")
 def full(postgres_url: str) -> Iterator[Engine]:
     with migrated_database(postgres_url) as url, connected_engine(url) as engine:
-        fill_database(engine)
+        with connected_engine(of_database(postgres_url, engine.url.database or "")) as admin:
+            fill_database(admin)
         yield engine
 
 

@@ -11,6 +11,7 @@ from sqlalchemy import text
 from tests.architecture.sources import ROOT
 from tests.database import execute
 from tests.searched import LONG_DOCUMENT, NUM_ROWS, Searched, describe_row, searched_collection
+from tests.services import connected_engine
 from vectormill.domain.errors import InvalidOption, ItemNotFound, TextsNotKept
 from vectormill.search.filter import fits, parse_filter
 from vectormill.search.filters import name_filter_index, name_text_index
@@ -85,9 +86,12 @@ def test_the_vectors_index_goes_on_until_enough_rows_fit(by_index_alone: Searche
     assert num_found >= 0.95 * 400
 
 
-def test_when_the_index_gives_up_the_search_is_repeated_exactly_and_says_so(by_index_alone: Searched) -> None:
+def test_when_the_index_gives_up_the_search_is_repeated_exactly_and_says_so(
+    by_index_alone: Searched, postgres_url: str
+) -> None:
     name = execute(by_index_alone.engine, "SELECT quote_ident(current_database())").scalar_one()
-    execute(by_index_alone.engine, f"ALTER DATABASE {name} SET hnsw.max_scan_tuples = 200")
+    with connected_engine(postgres_url) as admin:
+        execute(admin, f"ALTER DATABASE {name} SET hnsw.max_scan_tuples = 200")
     by_index_alone.engine.dispose()
     query = by_index_alone.vectors[3]
     found = by_index_alone.search(query, condition=parse_filter({"shelf": 7}))

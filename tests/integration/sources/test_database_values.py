@@ -140,13 +140,13 @@ def test_a_value_is_as_psycopg_reads_it_or_else_as_postgres_writes_it(
 
 
 def test_texts_of_a_database_that_knows_no_encoding_arrive(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, admin: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+    with admin.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(
             "CREATE DATABASE no_encoding ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0"
         )
-    url = engine.url.set(database="no_encoding").render_as_string(hide_password=False)
+    url = admin.url.set(database="no_encoding").render_as_string(hide_password=False)
     monkeypatch.setenv("OTHER_URL", url)
     query = r"""
         SELECT id, convert_from(body, 'SQL_ASCII') AS body, body AS held
@@ -155,7 +155,7 @@ def test_texts_of_a_database_that_knows_no_encoding_arrive(
     try:
         texts = dict(read_texts(engine, query))
     finally:
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        with admin.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql("DROP DATABASE no_encoding WITH (FORCE)")
     assert (list(texts), texts["2"], texts["3"]) == (["1", "2", "3"], "ü".encode(), b"ok")
     assert is_broken(texts["1"])

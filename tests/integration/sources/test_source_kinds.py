@@ -45,6 +45,7 @@ class Laid:
 @dataclass(frozen=True)
 class World:
     engine: Engine
+    admin: Engine
     folder: Path
     monkeypatch: pytest.MonkeyPatch
 
@@ -53,8 +54,8 @@ class World:
 
 
 @pytest.fixture
-def world(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(engine, tmp_path, monkeypatch)
+def world(engine: Engine, admin: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(engine, admin, tmp_path, monkeypatch)
 
 
 COLUMNS = {"key": "id", "text": "body", "metadata": ["lang"]}
@@ -165,7 +166,7 @@ def lay_push(world: World, rows: Rows) -> Laid:
         run_id = writer.finish()
 
     def destroy() -> None:
-        execute(world.engine, "ALTER TABLE vectormill.run_parts RENAME TO away")
+        execute(world.admin, "ALTER TABLE vectormill.run_parts RENAME TO away")
 
     return Laid(Source(PUSH, {}), world.place(run_id=run_id), destroy)
 

@@ -34,7 +34,7 @@ OPENED_TEXT = (ROOT / "deploy/compose.servers.yml").read_text(encoding="utf-8")
 OPENED: dict[str, Any] = yaml.safe_load(OPENED_TEXT)
 
 OWN = sorted(name for name, service in SERVICES.items() if service.get("command", [""])[0] == "vectormill")
-LONG_RUNNING = sorted(name for name in SERVICES if name not in ("migrate", "keys"))
+LONG_RUNNING = sorted(name for name in SERVICES if name not in ("roles", "migrate", "keys"))
 INTERPOLATION = re.compile(r"\$\{(?P<name>\w+)(?P<operator>:[-?])?(?P<rest>[^}]*)\}")
 SECRET = re.compile(r"PASSWORD|AUTH|TOKEN|SECRET|KEY", re.IGNORECASE)
 
@@ -65,7 +65,9 @@ def test_containers_run_what_up_runs() -> None:
     children = plan_children(options, api, flower, {}, Path("logs"))
     commands = {child.name: list(child.argv) for child in children}
     first_key = ["vectormill", "keys", "create", "compose", "--scope", "admin", "--from-environment"]
-    assert commands | {"migrate": ["vectormill", "migrate"], "keys": first_key} == {
+    roles = ["vectormill", "roles", "--admin-env", "ADMIN_DATABASE_URL", "--own-database"]
+    once = {"roles": roles, "migrate": ["vectormill", "migrate"], "keys": first_key}
+    assert commands | once == {
         name: service["command"] for name, service in find_profile("gpu").items() if name in OWN
     }
 

@@ -4,7 +4,6 @@ A batch is copied into a temporary table in the binary format and upserted from 
 """
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import sql
 
+from vectormill.addresses import to_libpq
 from vectormill.db.copying import Field, encode_rows
 from vectormill.db.parameters import JSONB_VERSION
 from vectormill.domain.encoding import EncodingSpec
@@ -103,11 +103,6 @@ def open_postgres(database_url: str, table: str, spec: EncodingSpec) -> Iterator
             COPY.format(names=names),
             UPSERT.format(table=name, names=names, assignments=assignments),
         )
-
-
-def to_libpq(database_url: str) -> str:
-    """Return a URL of SQLAlchemy, as VECTORMILL_DATABASE_URL is one, in the form that libpq reads."""
-    return re.sub(r"^postgres(ql)?(\+psycopg)?://", "postgresql://", database_url)
 
 
 def choose_columns(spec: EncodingSpec) -> list[TargetColumn]:

@@ -82,6 +82,9 @@ securityContext:
 {{ include "vectormill.secretVariable" (dict "root" .root "name" "VECTORMILL_DATABASE_URL" "key" $databaseKey) }}
 {{- end }}
 {{ include "vectormill.secretVariable" (dict "root" .root "name" "VECTORMILL_REDIS_URL" "key" $secrets.redisUrlKey) }}
+{{- if and $secrets.readerDatabaseUrlKey (has .component (list "api" "indexer")) }}
+{{ include "vectormill.secretVariable" (dict "root" .root "name" "VECTORMILL_READER_DATABASE_URL" "key" $secrets.readerDatabaseUrlKey) }}
+{{- end }}
 {{- with .root.Values.models }}
 - name: VECTORMILL_MODELS
   value: {{ toJson . | quote }}
