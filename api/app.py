@@ -116,10 +116,10 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         )
     stop_request = StopRequest()
     resources = make_resources(settings, engine, stop_request)
+    resources.registry.warm()  # while the routes are made
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        resources.registry.warm()
         yield
         await resources.puts.close()
         await resources.queries.close()

@@ -148,8 +148,11 @@ class Registry:
             except ModelError as error:
                 return error
 
-        with ThreadPoolExecutor(READ_AT_ONCE) as pool:
-            return dict(zip(names, pool.map(find, names), strict=True))
+        unread = [name for name in names if not self.is_read(name)]
+        if len(unread) > 1:
+            with ThreadPoolExecutor(READ_AT_ONCE) as pool:
+                list(pool.map(find, unread))
+        return {name: find(name) for name in names}
 
     def warm(self) -> None:
         """Begin to read the cards of models that are directories, in a thread, before anybody waits for one."""
