@@ -90,7 +90,7 @@ def submit_upload(file: BinaryIO, name: str, fields: Mapping[str, str], resource
     is_text = path.suffix.lower() in ONE_TEXT
     if not is_text and find_format(path.name) is None:
         raise InvalidItem(f"{path.name} has no format that is read here; it must end in {FORMATS}.")
-    max_line_bytes = resources.settings.max_line_bytes
+    settings = resources.settings
     query = SubmissionQuery(
         model=given.get("model", DEFAULT_MODEL),
         collection=given.get("collection"),
@@ -98,9 +98,11 @@ def submit_upload(file: BinaryIO, name: str, fields: Mapping[str, str], resource
         metadata=msgspec.json.encode({FILE: path.name}).decode(),
     )
     columns = Columns(given.get("text", "text"), given.get("key"), given.get("pair"))
-    reading = RowReading(columns, advice=ADVICE, max_line_bytes=max_line_bytes)
+    reading = RowReading(columns, False, ADVICE, settings.max_line_bytes, settings.max_gzip_ratio)
     texts = (
-        [TextTree(path.parent).read(path, max_line_bytes + 1)] if is_text else read_texts(str(path), reading)
+        [TextTree(path.parent).read(path, settings.max_line_bytes + 1)]
+        if is_text
+        else read_texts(str(path), reading)
     )
     try:
         return cast(JobBody, submit_lines(encode_parts(texts), query, resources))

@@ -6,10 +6,9 @@ from typing import Final
 
 from api.problems import Limit, Problem
 from vectormill.domain.errors import SubmissionTooLarge
+from vectormill.rows.decoding import is_bomb
 
 PIECE_BYTES: Final = 1 << 20
-# Any body may expand to this size regardless of its ratio, since the beginning of an honest one may be repetitive.
-FREE_BYTES: Final = 16 << 20
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 
 
@@ -46,7 +45,7 @@ class Inflater:
             self._has_input = True
             data = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
             self._num_given += len(piece)
-            if self._num_given > max(FREE_BYTES, self._num_received * self._max_ratio.value):
+            if is_bomb(self._num_given, self._num_received, self._max_ratio.value):
                 raise Problem(
                     413,
                     SubmissionTooLarge.code,

@@ -703,7 +703,7 @@ MUTANTS: Final = (
     Mutant(
         "a gzip body may become as large as it likes",
         "api/streams/inflater.py",
-        "if self._num_given > max(FREE_BYTES, self._num_received * self._max_ratio.value):",
+        "if is_bomb(self._num_given, self._num_received, self._max_ratio.value):",
         "if False:",
     ),
     Mutant(
@@ -1177,7 +1177,7 @@ MUTANTS: Final = (
     Mutant(
         "a row group of equal texts is kept, however large it is in memory",
         "vectormill/objects/reference.py",
-        "num_bytes += batch.nbytes",
+        "num_bytes += measure(batch)",
         "num_bytes += 0",
     ),
     Mutant(

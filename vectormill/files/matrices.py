@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +10,6 @@ import pyarrow
 
 from vectormill.files.outputs import keys_path, open_replacement
 from vectormill.files.parquet import open_parquet
-
-BATCH_ROWS: Final = 4096
 
 
 def write_matrix(vectors: Path, matrix: Path) -> int:
@@ -21,13 +19,14 @@ def write_matrix(vectors: Path, matrix: Path) -> int:
     rows is in memory at a time. The keys file is moved into place first, so that no matrix exists without its keys.
     """
     with (
-        open_parquet(vectors) as file,
+        vectors.open("rb") as opened,
+        open_parquet(opened) as file,
         open_replacement(matrix) as values,
         open_replacement(keys_path(matrix)) as keys,
     ):
-        num_rows = file.metadata.num_rows
+        num_rows = file.num_rows
         is_first = True
-        for batch in file.iter_batches(BATCH_ROWS, columns=["key", "embedding"]):
+        for batch in file.iter_batches(["key", "embedding"]):
             rows = flatten_vectors(batch.column("embedding"), batch.num_rows)
             if is_first:
                 write_header(values, num_rows, rows.shape[1], rows.dtype)

@@ -1,9 +1,13 @@
-"""Parquet: the only module that opens Parquet files, to read them and to write them."""
+"""Parquet: the only module that opens Parquet files, to read them and to write them.
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+A file of some hundred bytes may unfold to gigabytes: pages are compressed, and a value that repeats is stored once. So
+what a row group needs is computed from the headers of its pages, which no footer can belie, before it is decoded.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from vectormill.domain.errors import InvalidItem
 
@@ -11,12 +15,297 @@ if TYPE_CHECKING:
     import pyarrow
     import pyarrow.parquet
 
+# The most rows of a batch, and the most bytes that they have unless a row alone has more.
+BATCH_ROWS: Final = 1024
+BATCH_BYTES: Final = 8 << 20
+# The most bytes to which the rows of a batch are decoded before they are divided.
+DECODED_BYTES: Final = 64 << 20
+# The most bytes of the columns of a row group as they are stored, and of a page of each of them when decompressed:
+# DuckDB writes pages of 100 MiB, pyarrow of 1,024 values, others of 1 MiB.
+GROUP_BYTES: Final = 1 << 30
+PAGES_BYTES: Final = 256 << 20
+# All lists of a column may have so many bytes, or so many times those that are stored: one row may have all of them.
+LIST_BYTES: Final = 512 << 20
+LIST_RATIO: Final = 32
+FOOTER_BYTES: Final = 32 << 20
+# A larger dictionary is not read for its longest value.
+DICTIONARY_BYTES: Final = 4 << 20
+# A number in memory with its levels.
+NUMBER_BYTES: Final = 12
 
-def open_parquet(file: Any) -> "pyarrow.parquet.ParquetFile":
-    """Open a path, or a file that can be sought, for reading. Raise the errors of pyarrow."""
-    import pyarrow.parquet  # imported here because this takes a tenth of a second
+# Of https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift: the type of a page, the
+# encoding DELTA_BYTE_ARRAY, in which a value may be the one before with another end, and codecs as pyarrow names them.
+DICTIONARY_PAGE: Final = 2
+PREFIXES: Final = 7
+CODECS: Final = {1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
+# Types of Thrift's compact protocol.
+BYTE, I16, I32, I64, DOUBLE, BYTES, LIST, STRUCT = 3, 4, 5, 6, 7, 8, 9, 12
+MALFORMED: Final = (IndexError, KeyError, ValueError, TypeError, AttributeError, RecursionError)
 
-    return pyarrow.parquet.ParquetFile(file)
+
+class ParquetInput:
+    """A Parquet file that is read in bounded memory, whatever it says.
+
+    Where its columns lie is read here from the footer, since pyarrow ends the process for some that are malformed.
+    """
+
+    def __init__(self, file: Any) -> None:
+        import pyarrow.parquet  # imported here because this takes a tenth of a second
+
+        with _naming_malformed():
+            footer = read_footer(file)
+        self._chunks = _Chunks(file)
+        handle = pyarrow.PythonFile(self._chunks, mode="r")
+        # Without a buffer it reads each column chunk as a whole.
+        self._file = pyarrow.parquet.ParquetFile(handle, pre_buffer=False)
+        self._chunks.is_measured = True
+        self.num_rows: int = self._file.metadata.num_rows
+        self.schema_arrow = self._file.schema_arrow
+        self._leaves = [self._file.schema.column(place) for place in range(self._file.metadata.num_columns)]
+        with _naming_malformed():
+            self._groups = footer[4, LIST]
+            self.group_rows: list[int] = [group[3, I64] for group in self._groups]
+
+    def close(self) -> None:
+        self._file.close()
+
+    def measure_columns(self, number: int) -> list[tuple[str, int]]:
+        """Return the paths of the columns of a row group, and their bytes without compression by the footer."""
+        with _naming_malformed():
+            return [
+                (leaf.path, chunk[6, I64])
+                for leaf, chunk in zip(self._leaves, self._list_chunks(number), strict=True)
+            ]
+
+    def iter_batches(
+        self, columns: Sequence[str] | None = None, row_groups: Iterable[int] | None = None
+    ) -> "Iterator[pyarrow.RecordBatch]":
+        """Yield the rows in batches of at most BATCH_ROWS rows, and of BATCH_BYTES unless one row has more.
+
+        Raise the errors of pyarrow, ArrowInvalid also for a row group that may need too much memory.
+        """
+        names = self.schema_arrow.names if columns is None else list(columns)
+        for number in range(len(self._groups)) if row_groups is None else row_groups:
+            if not self.group_rows[number]:
+                continue
+            with _naming_malformed():
+                num_rows = self._load(number, names)
+            # Without threads, since two of them would seek in one file.
+            batches = self._file.iter_batches(num_rows, row_groups=[number], columns=names, use_threads=False)
+            for batch in batches:
+                yield from divide(batch)
+
+    def _list_chunks(self, number: int) -> list[Any]:
+        return [chunk[3, STRUCT] for chunk in self._groups[number][1, LIST]]
+
+    def _load(self, number: int, names: Sequence[str]) -> int:
+        """Load the columns of a row group as they are stored; return how many rows may be decoded at once."""
+
+        def refuse(fault: str, num_bytes: int, most: int) -> None:
+            if num_bytes > most:
+                raise ValueError(
+                    f"row group {number} has {fault} of {num_bytes:,} bytes, and at most {most:,} are read; write it "
+                    "with smaller row groups and pages"
+                )
+
+        chosen = [
+            (leaf, chunk)
+            for leaf, chunk in zip(self._leaves, self._list_chunks(number), strict=True)
+            if any(f"{leaf.path}.".startswith(f"{name}.") for name in names)
+        ]
+        refuse("columns", sum(chunk[7, I64] for _, chunk in chosen), GROUP_BYTES)
+        pages_bytes, row_bytes = 0, 1
+        for leaf, chunk in chosen:
+            start, dictionary = chunk[9, I64], chunk.get((11, I64), 0)
+            content = self._chunks.load(dictionary if 0 < dictionary < start else start, chunk[7, I64])
+            page_bytes, value_bytes, all_bytes = measure_chunk(content, leaf, chunk[4, I32])
+            pages_bytes += page_bytes
+            if leaf.max_repetition_level:
+                refuse(f"lists in {leaf.path!r}", all_bytes, max(LIST_BYTES, LIST_RATIO * len(content)))
+            else:
+                row_bytes += value_bytes
+        refuse("pages", pages_bytes, PAGES_BYTES)
+        return max(1, min(BATCH_ROWS, DECODED_BYTES // row_bytes))
+
+
+@contextmanager
+def _naming_malformed() -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except MALFORMED as error:
+        said = str(error) if isinstance(error, ValueError) else "a footer or a page has no valid header"
+        raise pyarrow.ArrowInvalid(said) from error
+
+
+class _Chunks:
+    """A file for pyarrow, which gets the column chunks that were loaded before; once it `is_measured`, nothing else."""
+
+    closed = False
+    is_measured = False
+
+    def __init__(self, file: Any) -> None:
+        self.seek, self.tell, self._read = file.seek, file.tell, file.read
+        self._loaded: dict[int, bytes] = {}
+
+    def load(self, start: int, num_bytes: int) -> bytes:
+        if min(start, num_bytes) < 0:
+            raise ValueError("a column has a negative size")
+        self.seek(start)
+        content = self._loaded[start] = bytes(self._read(num_bytes))
+        return content
+
+    def read(self, size: int) -> bytes:
+        content = self._loaded.pop(self.tell(), b"")
+        if self.is_measured and size != len(content):
+            raise OSError("a column lies elsewhere than the footer says")
+        if not self.is_measured:
+            return bytes(self._read(size))
+        self.seek(size, 1)
+        return content
+
+    def close(self) -> None:
+        """Leave the file to who has opened it."""
+
+
+def read_footer(file: Any) -> dict[Any, Any]:
+    """Return the fields of the footer of a file; none if it has no footer, which pyarrow refuses."""
+    end = max(file.seek(0, 2) - 8, 0)
+    file.seek(end)
+    tail = bytes(file.read(8))
+    size = int.from_bytes(tail[:4], "little")
+    if tail[4:] != b"PAR1" or size > end:
+        return {}
+    if size > FOOTER_BYTES:
+        raise ValueError(f"its footer has {size:,} bytes, and at most {FOOTER_BYTES:,} are read")
+    file.seek(end - size)
+    return _read_struct(bytes(file.read(size)), 0)[0]
+
+
+def measure_chunk(content: bytes, leaf: Any, codec: int) -> tuple[int, int, int]:
+    """Return the most bytes of a page of a column chunk, of a value on average, and of all values.
+
+    Raise one of MALFORMED if a page has no valid header.
+    """
+    fixed = leaf.length if leaf.physical_type == "FIXED_LEN_BYTE_ARRAY" else NUMBER_BYTES
+    page_bytes = value_bytes = all_bytes = longest = position = 0
+    while position < len(content):
+        header, start = _read_struct(content, position)
+        num_bytes, position = header[2, I32], start + header[3, I32]
+        page_bytes = max(page_bytes, num_bytes)
+        if header[1, I32] == DICTIONARY_PAGE:
+            is_text = leaf.physical_type == "BYTE_ARRAY"
+            longest = find_longest(content[start:position], num_bytes, codec) if is_text else 0
+        else:  # of one of two versions
+            page = header.get((5, STRUCT)) or header[8, STRUCT]
+            num_values, encoding = page[1, I32], page[2 if (5, STRUCT) in header else 4, I32]
+            repeated = num_bytes if encoding == PREFIXES else longest
+            mean = max(fixed, repeated) + num_bytes // max(num_values, 1)
+            value_bytes, all_bytes = max(value_bytes, mean), all_bytes + mean * max(num_values, 0)
+        if min(num_bytes, position - start) < 0:
+            raise ValueError("a page has a negative size")
+    return page_bytes, value_bytes, all_bytes
+
+
+def find_longest(stored: bytes, num_bytes: int, codec: int) -> int:
+    """Return the bytes of the longest text of a dictionary, or of all if it is large or cannot be read."""
+    import pyarrow
+
+    if num_bytes > DICTIONARY_BYTES:
+        return num_bytes
+    try:
+        values = pyarrow.decompress(stored, num_bytes, CODECS[codec], asbytes=True) if codec else stored
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError):
+        return num_bytes
+    longest, position = num_bytes if len(values) != num_bytes else 0, 0
+    while position < len(values):
+        size = int.from_bytes(values[position : position + 4], "little")
+        longest, position = max(longest, size), position + 4 + size
+    return longest
+
+
+def _read_struct(content: bytes, position: int) -> tuple[dict[Any, Any], int]:
+    """Return the fields of a struct in Thrift's compact protocol by their ids and types, and where it ends."""
+    fields: dict[Any, Any] = {}
+    field = 0
+    while head := content[position]:
+        kind, step, position = head & 15, head >> 4, position + 1
+        if not step:
+            field, position = _read_number(content, position)
+        field += step
+        if kind > 2:  # 1 and 2 are true and false
+            fields[field, kind], position = _read_value(content, position, kind)
+    return fields, position + 1
+
+
+def _read_value(content: bytes, position: int, kind: int) -> tuple[Any, int]:
+    if kind in (I16, I32, I64):
+        return _read_number(content, position)
+    if kind == STRUCT:
+        return _read_struct(content, position)
+    if kind in (1, 2, BYTE, DOUBLE):
+        return None, position + (8 if kind == DOUBLE else 1)
+    if kind == BYTES:
+        size, position = _read_varint(content, position)
+        return None, position + size
+    if kind != LIST:
+        raise ValueError("a field has a type that Parquet does not use")
+    size, item_kind, position = content[position] >> 4, content[position] & 15, position + 1
+    if size == 15:
+        size, position = _read_varint(content, position)
+    values = []
+    for _ in range(size):
+        value, position = _read_value(content, position, item_kind)
+        values.append(value)
+    return values, position
+
+
+def _read_number(content: bytes, position: int) -> tuple[int, int]:
+    value, position = _read_varint(content, position)
+    return (value >> 1) ^ -(value & 1), position
+
+
+def _read_varint(content: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 70:
+        byte = content[position]
+        value |= (byte & 127) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 128:
+            return value, position
+    raise ValueError("a number has more than 64 bits")
+
+
+def divide(rows: "pyarrow.RecordBatch") -> "Iterator[pyarrow.RecordBatch]":
+    """Yield the rows in parts of at most BATCH_BYTES, each value written out, unless one row has more."""
+    if rows.num_rows <= 1 or measure(rows) <= BATCH_BYTES:
+        yield rows
+        return
+    half = rows.num_rows // 2
+    yield from divide(rows.slice(0, half))
+    yield from divide(rows.slice(half))
+
+
+def measure(rows: "pyarrow.RecordBatch | pyarrow.Table") -> int:
+    """Return the bytes of rows if each value of a dictionary, as of a categorical column, were written out."""
+    import pyarrow
+    import pyarrow.compute
+
+    total = 0
+    for column in rows.columns:
+        for part in column.chunks if isinstance(column, pyarrow.ChunkedArray) else (column,):
+            if pyarrow.types.is_dictionary(part.type):
+                lengths = pyarrow.compute.binary_length(part.dictionary).cast(pyarrow.int64())
+                total += pyarrow.compute.sum(lengths.take(part.indices)).as_py() or 0
+                part = part.indices
+            total += part.nbytes
+    return total
+
+
+def open_parquet(file: Any) -> "closing[ParquetInput]":
+    """Open a file that can be sought for reading. Raise the errors of pyarrow."""
+    return closing(ParquetInput(file))
 
 
 def open_writer(sink: Any, schema: "pyarrow.Schema", **options: Any) -> "pyarrow.parquet.ParquetWriter":
@@ -27,8 +316,10 @@ def open_writer(sink: Any, schema: "pyarrow.Schema", **options: Any) -> "pyarrow
 
 
 def read_table(path: Path) -> "pyarrow.Table":
-    """Return a whole file in memory."""
-    with open_parquet(path) as file:
+    """Return a whole file in memory, which must be of our own."""
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
         return file.read()
 
 

@@ -176,7 +176,7 @@ def _encode(held: HeldOutput, group: Sequence[OutputPart]) -> memoryview:
     for part in group:
         held.keep()
         with open_parquet(describe_object(f"{held.url}/{part.name}")) as file:
-            table = file.read()
+            table = pa.Table.from_batches(file.iter_batches(), file.schema_arrow)
         if writer is None:
             writer = open_writer(sink, table.schema)
         waiting.append(table)

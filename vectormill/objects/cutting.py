@@ -74,18 +74,16 @@ def _cut_parquet(found: StoredObject, columns: Columns, estimate: TokenEstimate)
     texts = {columns.text, columns.text_pair}
     with open_parquet(found) as file:
         _find_columns(columns, file.schema_arrow.names, found.url)
-        for number in range(file.metadata.num_row_groups):
-            group = file.metadata.row_group(number)
-            if not group.num_rows:
+        for number, num_rows in enumerate(file.group_rows):
+            if not num_rows:
                 continue
-            parts = [group.column(place) for place in range(group.num_columns)]
             sizes = dict.fromkeys(columns.names, 0.0)
-            for part in parts:
+            for path, num_bytes in file.measure_columns(number):
                 for name in sizes:
-                    if f"{part.path_in_schema}.".startswith(f"{name}."):
-                        sizes[name] += part.total_uncompressed_size / group.num_rows
+                    if f"{path}.".startswith(f"{name}."):
+                        sizes[name] += num_bytes / num_rows
             reference = ItemReference(
-                found.url, found.tag, found.num_bytes, PARQUET, columns, group.num_rows, row_group=number
+                found.url, found.tag, found.num_bytes, PARQUET, columns, num_rows, row_group=number
             )
             text_bytes = sum(size for name, size in sizes.items() if name in texts)
             yield Cut(reference, estimate.of(b"a" * min(round(text_bytes), PART_BYTES)), sum(sizes.values()))

@@ -38,9 +38,10 @@ def read_parts(
     folder, schema = normalize(url), make_part_schema(EncodingSpec.from_json(manifest.spec))
     for part in manifest.parts:
         with open_parquet(describe_object(f"{folder}/{part.name}")) as file:
-            for batch in file.iter_batches(max_rows, columns=None if columns is None else list(columns)):
+            for read in file.iter_batches(columns):
                 # The parts of a table have its types.
-                yield batch.cast(pyarrow.schema([schema.field(name) for name in batch.schema.names]))
+                batch = read.cast(pyarrow.schema([schema.field(name) for name in read.schema.names]))
+                yield from (batch.slice(first, max_rows) for first in range(0, batch.num_rows, max_rows))
 
 
 def read_schema(url: str, manifest: Manifest) -> "pyarrow.Schema":

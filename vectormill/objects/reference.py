@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from vectormill.domain.errors import InvalidItem, ObjectChanged
 from vectormill.files import parquet
-from vectormill.files.parquet import naming
+from vectormill.files.parquet import measure, naming
 from vectormill.jobs.item import REFUSED_MARK, Items
 from vectormill.objects.store import ObjectFile, StoredObject, read_range
 from vectormill.rows.columns import Columns
@@ -135,9 +135,11 @@ def decode_reference(payload: bytes) -> ItemReference:
 
 # -- Parquet ----------------------------------------------------------------------------------------------------------
 
-# Row groups that are kept decoded, so that the chunks of one do not each decode it again: bytes in all.
+# Row groups that are kept decoded, so that the chunks of one do not each decode it again: bytes in all, each value
+# written out.
 KEPT_BYTES: Final = 256 << 20
-ROWS_AT_ONCE: Final = 1024
+# The most bytes of the rows of a reference. Chunks are planned by what a row has as it is stored.
+ROWS_BYTES: Final = 128 << 20
 
 
 class RowGroups:
@@ -168,18 +170,14 @@ class RowGroups:
                 self._keep(name, table)
         return table.slice(reference.skip, reference.num_rows)
 
-    def _is_too_large(self, file: Any, reference: ItemReference) -> bool:
-        group = file.metadata.row_group(reference.row_group)
-        columns = (group.column(place) for place in range(group.num_columns))
-        sizes = (
-            each.total_uncompressed_size for each in columns if each.path_in_schema in reference.columns.names
-        )
-        return int(sum(sizes)) > self._most_bytes
+    def _is_too_large(self, file: parquet.ParquetInput, reference: ItemReference) -> bool:
+        sizes = file.measure_columns(reference.row_group)
+        return sum(size for path, size in sizes if path in reference.columns.names) > self._most_bytes
 
     def _keep(self, name: tuple[Any, ...], table: "pyarrow.Table") -> None:
         with self._lock:
             self._kept[name] = table
-            while sum(each.nbytes for each in self._kept.values()) > self._most_bytes and len(self._kept) > 1:
+            while sum(map(measure, self._kept.values())) > self._most_bytes and len(self._kept) > 1:
                 gone, _ = self._kept.popitem(last=False)
                 self._reading.pop(gone, None)
 
@@ -188,24 +186,24 @@ def read_group(file: Any, reference: ItemReference, most_bytes: int) -> "tuple[p
     """Return the row group of a reference and True, or only the reference's rows if it has more than `most_bytes`.
 
     It is decoded some rows at a time, since only then is it known how large equal values become, which Parquet stores
-    once.
+    once. The reference's rows end with the one by which they have more than ROWS_BYTES.
     """
     import pyarrow
 
-    end, position, num_bytes = reference.skip + reference.num_rows, 0, 0
+    end, position, num_bytes, num_taken = reference.skip + reference.num_rows, 0, 0, 0
     whole, parts = [], []
-    names = list(reference.columns.names)
-    for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=[reference.row_group], columns=names):
+    for batch in file.iter_batches(reference.columns.names, [reference.row_group]):
         first, last = max(reference.skip - position, 0), min(end - position, batch.num_rows)
         if first < last:
             parts.append(batch.slice(first, last - first))
+            num_taken += measure(parts[-1])
         position += batch.num_rows
-        num_bytes += batch.nbytes
+        num_bytes += measure(batch)
         if num_bytes <= most_bytes:
             whole.append(batch)
             continue
         whole.clear()
-        if position >= end:
+        if position >= end or num_taken > ROWS_BYTES:
             break
     is_whole = num_bytes <= most_bytes
     read = whole if is_whole else parts
@@ -217,11 +215,9 @@ ROW_GROUPS: Final = RowGroups()
 
 def open_parquet(found: "ItemReference | StoredObject") -> Any:
     """Open an object as a pyarrow.parquet.ParquetFile. Raise ObjectChanged if it is not a Parquet file."""
-    import pyarrow
-
     stored = StoredObject(found.url, found.num_bytes, found.tag, 0.0)
     with naming(found.url, ObjectChanged):
-        return parquet.open_parquet(pyarrow.PythonFile(ObjectFile(stored), mode="r"))
+        return parquet.open_parquet(ObjectFile(stored))
 
 
 class RowValues(NamedTuple):
@@ -239,7 +235,18 @@ def read_rows(
         only = msgspec.structs.replace(reference, columns=Columns(names[0], metadata=names))
         from vectormill.rows.arrow import list_columns  # imported here, since it takes a tenth of a second
 
-        rows = RowValues(list_columns((row_groups or ROW_GROUPS).read(only), names), {})
+        values: dict[str, list[Any]] = {name: [] for name in names}
+        num_bytes, faults = 0, {}
+        for batch in (row_groups or ROW_GROUPS).read(only).to_batches():
+            for name, read in list_columns(batch, names).items():
+                values[name] += read
+            num_bytes += measure(batch)
+            if num_bytes > ROWS_BYTES:
+                unread = range(len(values[name]), reference.num_rows)
+                faults = dict.fromkeys(unread, f"the rows before it have more than {ROWS_BYTES:,} bytes")
+                values = {name: read + [None] * len(unread) for name, read in values.items()}
+                break
+        rows = RowValues(values, faults)
     else:
         content = read_range(reference.url, reference.tag, reference.start, reference.end)
         rows = read_lines(content, reference, names)

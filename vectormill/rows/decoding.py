@@ -26,9 +26,11 @@ JSONL: Final = "jsonl"
 PARQUET: Final = "parquet"
 DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
 BLOCK_BYTES: Final = 256 << 10
-PARQUET_ROWS: Final = 1024
-BATCH_BYTES: Final = 8 << 20
 UNLIMITED: Final = sys.maxsize
+# What is compressed may always expand to this size, since the beginning of an honest file may be repetitive.
+FREE_BYTES: Final = 16 << 20
+# Of JSON lines so many names of fields are kept to choose among.
+MOST_NAMES: Final = 10_000
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")
 
@@ -62,15 +64,21 @@ class RowBatch(NamedTuple):
 
 
 def read_rows(
-    file: BinaryIO, format: str, choose: Choice, name: str, max_row_bytes: int = UNLIMITED
+    file: BinaryIO,
+    format: str,
+    choose: Choice,
+    name: str,
+    max_row_bytes: int = UNLIMITED,
+    max_ratio: int = UNLIMITED,
 ) -> Iterator[RowBatch]:
     """Yield the rows of a file of any format, in memory bounded by some MiB and the longest row.
 
-    Raise InvalidItem, which names the file and the line, for what is not of the format.
+    Raise InvalidItem, which names the file and the line, for what is not of the format, and SubmissionTooLarge for a
+    file of lines that expands to more than `max_ratio` times its size.
     """
     if format == PARQUET:
         return read_parquet_rows(file, choose, name)
-    return read_lines_of(format)(read_blocks(unpack(file, name), name), choose, name, max_row_bytes)
+    return read_lines_of(format)(read_blocks(file, name, max_ratio), choose, name, max_row_bytes)
 
 
 def read_lines_of(format: str) -> Callable[..., Iterator[RowBatch]]:
@@ -89,10 +97,22 @@ def unpack(file: BinaryIO, name: str) -> BinaryIO:
     return file
 
 
-def read_blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
-    """Yield the content of a file. Raise InvalidItem if it is not completely compressed."""
+def is_bomb(num_given: int, num_read: int, max_ratio: float) -> bool:
+    """Return True if compressed bytes have expanded too much."""
+    return num_given > max(FREE_BYTES, num_read * max_ratio)
+
+
+def read_blocks(file: BinaryIO, name: str, max_ratio: int = UNLIMITED) -> Iterator[bytes]:
+    """Yield the content of a file, decompressed. Raise InvalidItem if it is not whole, and SubmissionTooLarge."""
+    unpacked, num_given = unpack(file, name), 0
     try:
-        while block := file.read(BLOCK_BYTES):
+        while block := unpacked.read(BLOCK_BYTES):
+            num_given += len(block)
+            if unpacked is not file and is_bomb(num_given, file.tell(), max_ratio):
+                raise SubmissionTooLarge(
+                    f"{name} expands to more than {max_ratio} times its size (VECTORMILL_MAX_GZIP_RATIO); compress it "
+                    "less, or use Parquet."
+                )
             yield bytes(block)
     except (OSError, EOFError, zlib.error) as error:
         if not name.lower().endswith(PACKED):
@@ -219,8 +239,9 @@ def read_json_rows(
             if not isinstance(choose, Columns):
                 if chosen is None and faults and 0 in faults:
                     raise InvalidItem(faults[0])
-                present |= dict.fromkeys(rows[0]) | dict.fromkeys(sorted(set().union(*rows)))
-                found = choose(list(present), name)
+                there = present | dict.fromkeys(rows[0]) | dict.fromkeys(sorted(set().union(*rows)))
+                present = there if len(there) <= MOST_NAMES else present
+                found = choose(list(there), name)
                 # A field of another usual name in later rows is no key.
                 key = found.key if chosen is None or chosen.key is None else chosen.key
                 chosen = msgspec.structs.replace(found, key=key)
@@ -453,10 +474,7 @@ def read_parquet_rows(file: BinaryIO, choose: Choice, name: str) -> Iterator[Row
     with naming(name), open_parquet(file) as table:
         chosen = _choose(choose, table.schema_arrow.names, name)
         number = 1
-        for batch in table.iter_batches(PARQUET_ROWS, columns=list(chosen.names)):
-            num_rows = max(1, batch.num_rows * BATCH_BYTES // max(batch.nbytes, 1))
-            for first in range(0, batch.num_rows, num_rows):
-                part = batch.slice(first, num_rows)
-                numbers = range(number, number + part.num_rows)
-                yield RowBatch(chosen, list_columns(part, chosen.names), numbers)
-                number += part.num_rows
+        for batch in table.iter_batches(chosen.names):
+            numbers = range(number, number + batch.num_rows)
+            yield RowBatch(chosen, list_columns(batch, chosen.names), numbers)
+            number += batch.num_rows

@@ -34,13 +34,15 @@ class RowReading:
     """How rows are read: their columns, and what becomes of faults.
 
     `advice` ends the error of a row without such a field: how others are chosen. A byte that is not UTF-8 makes its
-    item fail, or with `is_strict` is refused. A longer line than `max_line_bytes` is refused before it is read whole.
+    item fail, or with `is_strict` is refused. A longer line than `max_line_bytes` is refused before it is read whole,
+    and a file that expands to more than `max_ratio` times its size.
     """
 
     columns: Columns = field(default_factory=Columns)
     is_strict: bool = False
     advice: str = "Choose others with --text-field and --key-field."
     max_line_bytes: int = UNLIMITED
+    max_ratio: int = UNLIMITED
 
     def choose(self, present: Sequence[str], place: str) -> Columns:
         return self.columns.guess(present, place, self.advice)
@@ -84,7 +86,8 @@ class FileItems:
         assembler = Assembler(name, UNLIMITED)
         assembler.noun = "row" if self.format == PARQUET else "line"
         reading = self.reading
-        for batch in read_rows(file, self.format, reading.choose, name, reading.max_line_bytes):
+        bounds = (reading.max_line_bytes, reading.max_ratio)
+        for batch in read_rows(file, self.format, reading.choose, name, *bounds):
             for item, number in zip(assembler.assemble_batch(batch), batch.numbers, strict=True):
                 if reading.is_strict:
                     refuse_bytes(item.text, f"{name}, {assembler.noun} {number}")

@@ -85,7 +85,8 @@ class FileReader(Reader):
             try:
                 stamp = read_stamp(store, path)
                 with open_bytes(store, path) as file:
-                    for batch in read_rows(file, format, choose, path, settings.max_line_bytes):
+                    bounds = (settings.max_line_bytes, settings.max_gzip_ratio)
+                    for batch in read_rows(file, format, choose, path, *bounds):
                         items = assembler.assemble_batch(batch)
                         for start in range(0, len(items), MOST_ROWS):
                             yield items[start : start + MOST_ROWS]
@@ -109,7 +110,7 @@ class FileReader(Reader):
                 return None
             try:
                 with open_bytes(store, path) as file, open_parquet(file) as table:
-                    num_rows += table.metadata.num_rows
+                    num_rows += table.num_rows
             except Exception:  # noqa: BLE001 - the number is optional, and reading reports the error
                 return None
         return num_rows

@@ -114,13 +114,13 @@ def open_files(pattern: str, columns: ImportColumns, place: SourcePlace) -> Vect
                     wanted.find(table.schema_arrow.names, path)
                 except InvalidItem as error:
                     raise SourceFailed(str(error)) from error
-                for batch in table.iter_batches(BATCH_ROWS, columns=columns.names):
+                for batch in table.iter_batches(columns.names):
                     yield read_batch(batch, columns, assembler)
 
     num_rows = 0
     for path in paths:
         with opened(path) as table:
-            num_rows += table.metadata.num_rows
+            num_rows += table.num_rows
     return VectorSource(num_rows, read())
 
 

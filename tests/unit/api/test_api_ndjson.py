@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from api.intake.requests import UnreadableItem, make_item, make_items
 from api.problems import Limit, Problem
-from api.streams.inflater import FREE_BYTES, PIECE_BYTES, Inflater
+from api.streams.inflater import PIECE_BYTES, Inflater
 from api.streams.ndjson import ItemReader
 from vectormill.jobs.bodies import ItemBody
 from vectormill.jobs.item import Item
+from vectormill.rows.decoding import FREE_BYTES
 
 
 def read_all(blocks: Iterable[bytes], max_line_bytes: int = 1 << 20, max_key_bytes: int = 64) -> list[Item]:
