@@ -236,12 +236,12 @@ def read_rows(
         from vectormill.rows.arrow import list_columns  # imported here, since it takes a tenth of a second
 
         values: dict[str, list[Any]] = {name: [] for name in names}
-        num_bytes, faults = 0, {}
+        num_listed, faults = 0, {}
         for batch in (row_groups or ROW_GROUPS).read(only).to_batches():
             for name, read in list_columns(batch, names).items():
                 values[name] += read
-            num_bytes += measure(batch)
-            if num_bytes > ROWS_BYTES:
+            num_listed += measure(batch)
+            if num_listed > ROWS_BYTES:
                 unread = range(len(values[name]), reference.num_rows)
                 faults = dict.fromkeys(unread, f"the rows before it have more than {ROWS_BYTES:,} bytes")
                 values = {name: read + [None] * len(unread) for name, read in values.items()}
