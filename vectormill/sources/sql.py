@@ -590,7 +590,9 @@ def describe_failure(error: Exception, secrets: list[str], role: str | None) -> 
     for secret in sorted(secrets, key=len, reverse=True):
         words = words.replace(secret, "…")
     advice = ""
-    if isinstance(origin, psycopg.errors.InsufficientPrivilege) and (found := DENIED.search(words)):
+    if isinstance(origin, psycopg.errors.InsufficientPrivilege) and (
+        found := DENIED.match(origin.diag.message_primary or "")
+    ):
         right = "USAGE ON SCHEMA" if found[1] == "schema" else "SELECT ON"
-        advice = f" The owner grants it by: GRANT {right} {found[2]} TO {role};"
+        advice = f" Its owner grants it, with its schema if that is not public: GRANT {right} {found[2]} TO {role};"
     return f"The query failed: {words.rstrip('.')}.{advice}"
