@@ -26,6 +26,7 @@ from api.dependencies import Resources
 from api.door.admission import AdmissionControl
 from api.door.hosts import parse_allowed_hosts, parse_trusted_proxies
 from api.door.keys import KeyGuard
+from api.door.machine import MachineUsers
 from api.door.observer import RequestObserver
 from api.door.scopes import find_scope
 from api.intake.puts import Puts
@@ -66,6 +67,10 @@ from vectormill.processes.garbage import collect_seldom
 from vectormill.search.bodies import ONE_OR_MANY, ONE_QUERY
 from vectormill.settings import Settings
 
+OPEN: Final = (
+    "Open to the whole machine (VECTORMILL_OPEN_LOOPBACK): while no API key exists, each of its users, and whoever a "
+    "proxy on it lets through, may do everything, and read and write files as the user who runs this API."
+)
 GRACEFUL_SHUTDOWN_SECONDS: Final = 10
 # Connections that stay open, and more that are opened under load. With those of the search pool, an
 # API process has at most ten. Requests beyond that wait for a connection.
@@ -78,7 +83,7 @@ KEY_SCHEME: Final = {
     "type": "http",
     "scheme": "bearer",
     "description": "An API key created by `vectormill keys create NAME`. Required once one exists; before "
-    "that, loopback needs none.",
+    "that, the user who runs an API on the loopback needs none.",
 }
 DESCRIPTION: Final = (
     "Text in, vectors out, in bulk. Every error is a problem details object (RFC 9457) with a stable `type`."
@@ -179,19 +184,20 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
 def add_middlewares(app: FastAPI, settings: Settings, resources: Resources) -> None:
     """Add the request observer as the outermost middleware, and admission control inside it."""
     keyring = Keyring(resources.engine, settings.max_requests + settings.max_logins)
-    is_local = is_loopback_host(settings.api_host)
+    machine = MachineUsers(settings, is_local=is_loopback_host(settings.api_host))
+    app.state.machine = machine
     app.state.console, app.state.keyring = make_console(app.version), keyring
     app.add_middleware(
         AdmissionControl,
         settings=settings,
         gates=resources.gates,
         hosts=parse_allowed_hosts(settings.api_host, settings.allowed_hosts),
-        keys=KeyGuard(keyring, is_local=is_local, settings=settings),
+        keys=KeyGuard(keyring, machine, settings),
         pages=functools.partial(
             ConsoleGuard,
             console=app.state.console,
             keyring=keyring,
-            is_local=is_local,
+            machine=machine,
             hsts_seconds=settings.hsts_seconds,
         ),
         is_for_people=is_for_people,
@@ -317,12 +323,15 @@ def run(settings: Settings) -> None:
     # pyarrow's own allocator takes 10 MiB more for its first Parquet file than the C library's does.
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     refuse_to_open_without_key(settings)
+    if settings.open_loopback:
+        logger.warning(OPEN)
     app = create_app(settings)
     collect_seldom()
     config = PatientConfig(
         app,
         head_seconds=settings.body_idle_seconds,
         max_connections=settings.max_connections,
+        asks_users=is_loopback_host(settings.api_host),
         forwarded_allow_ips=parse_trusted_proxies(settings.trusted_proxies),
         host=settings.api_host,
         port=settings.api_port,

@@ -4,6 +4,7 @@ import logging
 from typing import Final
 
 from vectormill.db.session import make_engine
+from vectormill.files.roots import Roots
 from vectormill.objects.closing import close_output, sweep
 from vectormill.objects.output import CLOSING, HeldOutput, claim_output
 from vectormill.settings import Settings
@@ -32,7 +33,13 @@ class OutputKeeper(Loop):
         if claimed is None:
             return False
         lease, place = claimed
-        held = HeldOutput(engine=self._engine, lease=lease, is_stopping=self.stopping.is_set, place=place)
+        held = HeldOutput(
+            engine=self._engine,
+            lease=lease,
+            is_stopping=self.stopping.is_set,
+            place=place,
+            roots=Roots.of(settings, "output_root"),
+        )
         with handing_back(self._engine, lease):
             if lease.state == CLOSING:
                 close_output(held, settings.output_grace_seconds)

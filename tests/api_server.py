@@ -73,6 +73,7 @@ def serving(app: FastAPI, patience_seconds: int | None = 5) -> Iterator[str]:
             app,
             head_seconds=app.state.resources.settings.body_idle_seconds,
             max_connections=app.state.resources.settings.max_connections,
+            asks_users=True,
             forwarded_allow_ips=parse_trusted_proxies(app.state.resources.settings.trusted_proxies),
             log_config=None,
             timeout_graceful_shutdown=patience_seconds,

@@ -10,6 +10,7 @@ from sqlalchemy import Engine
 
 from tests.protocol import dispatch_all
 from tests.waiting import repeating
+from vectormill.files.roots import ANYWHERE
 from vectormill.settings import Settings
 from worker.chunk.chunk_encoder import ChunkEncoder
 from worker.chunk.commit import PostgresSink
@@ -29,7 +30,7 @@ def encode_as(
 ) -> list[Mapping[str, Any]]:
     """Encode every waiting chunk as this worker; return what Flower would show of each."""
     keeper = LeaseKeeper(database, identity, dict, heartbeat_seconds=5, lease_seconds=30)
-    sink, timesheet = PostgresSink(database, threading.Event()), Timesheet(lambda: 0.0)
+    sink, timesheet = PostgresSink(database, threading.Event(), output_roots=ANYWHERE), Timesheet(lambda: 0.0)
     encoder = ChunkEncoder(database, model, keeper, sink, timesheet, identity, Settings(), **options)
     keeper.start()
     try:

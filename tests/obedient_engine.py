@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 
 from tests.database import ask, execute
 from tests.protocol import SPEC, dispatch_all, vector_of
+from vectormill.files.roots import ANYWHERE
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job
@@ -83,7 +84,7 @@ def encoding_chunks(
     )
     stopping = threading.Event()
     encoding = engine or ObedientEngine()
-    sink = PostgresSink(database, stopping, chosen.lease_seconds)
+    sink = PostgresSink(database, stopping, chosen.lease_seconds, output_roots=ANYWHERE)
     keeper.start()
     try:
         yield ChunkEncoder(

@@ -11,6 +11,7 @@ from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.protocol import SPEC, claim, dispatch_all, results_of, submit
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.task import VECTOR
+from vectormill.files.roots import ANYWHERE
 from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import Job
@@ -31,7 +32,9 @@ def keep_outputs(engine: Engine, grace_seconds: float = 0, part_bytes: int = 1) 
         if claimed is None:
             return num_steps
         num_steps += 1
-        held = HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, place=claimed[1])
+        held = HeldOutput(
+            engine=engine, lease=claimed[0], is_stopping=lambda: False, place=claimed[1], roots=ANYWHERE
+        )
         with handing_back(engine, claimed[0]), patch.object(closing, "PART_BYTES", part_bytes):
             if claimed[0].state == CLOSING:
                 closing.close_output(held, grace_seconds)
@@ -44,7 +47,9 @@ def finish(engine: Engine, claimed: Claim) -> None:
     items = ask(engine, load_payload, claimed.chunk_id)
     results = results_of(claimed.spec, list(items))
     outcome = ChunkOutcome({}, 1, 1)
-    PostgresSink(engine, threading.Event()).commit(claimed, items, np.arange(len(items)), results, outcome)
+    PostgresSink(engine, threading.Event(), output_roots=ANYWHERE).commit(
+        claimed, items, np.arange(len(items)), results, outcome
+    )
 
 
 def encode(engine: Engine, job: Job) -> None:

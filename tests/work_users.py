@@ -34,6 +34,7 @@ from vectormill.batches.request_batch import BATCH, EMBEDDINGS, NewRequestBatch
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import LeaseLost, RunCancelled, WrongBatchState, WrongJobState, WrongRunState
 from vectormill.domain.states import States
+from vectormill.files.roots import ANYWHERE
 from vectormill.jobs.chunk import LEASED, UNCLAIMED_CHUNK_STATES, Claim
 from vectormill.jobs.chunks import claim_chunk, release_chunk, renew_leases
 from vectormill.jobs.dispatch import list_demands, mark_queued
@@ -425,13 +426,15 @@ class Outputs:
         job = submit(engine, items, output_url=self._url, chunk_max_items=1)
         with encoding_chunks(engine) as encoder:
             run_to_end(engine, encoder, job)
-        write_object(f"{self._url}/{STAGED}orphan.rows", b"of a worker that lost its lease")
+        write_object(f"{self._url}/{STAGED}orphan.rows", b"of a worker that lost its lease", ANYWHERE)
 
     def claim(self, connection: Connection, lease_seconds: float = 30) -> Claimed | None:
         return claim_output(connection, "test", lease_seconds)
 
     def carry_out(self, engine: Engine, claimed: Claimed, during: During = never) -> None:
-        held = HeldOutput(engine=engine, lease=claimed[0], is_stopping=during, place=claimed[1])
+        held = HeldOutput(
+            engine=engine, lease=claimed[0], is_stopping=during, place=claimed[1], roots=ANYWHERE
+        )
         with handing_back(engine, claimed[0]):
             held.keep()
             if claimed[0].state == CLOSING:
@@ -445,7 +448,7 @@ class Outputs:
         """Do nothing: the end of a job is not undone."""
 
     def count_effects(self, connection: Connection) -> Any:
-        names = sorted(each.url.rpartition("/")[2] for each in list_folder(self._url))
+        names = sorted(each.url.rpartition("/")[2] for each in list_folder(self._url, ANYWHERE))
         names = [name if name.startswith("_") else name.partition("-")[0] for name in names]
         manifest = read_manifest(self._url) if MANIFEST in names else None
         rows = None if manifest is None else manifest.num_rows
@@ -466,7 +469,7 @@ class Inputs:
         folder = new_folder()
         for number in range(3):
             lines = "".join(f'{{"id": "{number} {row}", "text": "a text"}}\n' for row in range(5))
-            write_object(f"{folder}/{number}.jsonl", lines.encode())
+            write_object(f"{folder}/{number}.jsonl", lines.encode(), ANYWHERE)
         wanted = InputBody([f"{folder}/*.jsonl"], key="id", unique=True)
         new_job = NewJob(SPEC, "docs", output_url=None)
         with JobWriter(engine, new_job, self._settings) as writer:

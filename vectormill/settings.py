@@ -3,13 +3,14 @@
 import difflib
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from vectormill.domain.errors import ConfigurationError
 from vectormill.models.model_entry import ModelEntry as ModelEntry
@@ -41,6 +42,16 @@ def check_redis_url(url: str | None) -> str | None:
     return url
 
 
+def split_folders(written: object) -> object:
+    """Return the folders of a setting, which are written as in PATH."""
+    if isinstance(written, str):
+        return [part for part in written.split(os.pathsep) if part]
+    return [written] if isinstance(written, Path) else written
+
+
+Folders = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(split_folders)]
+
+
 class Settings(BaseSettings):
     """Settings shared by all processes. Each is documented in docs/CONFIGURATION.md."""
 
@@ -64,6 +75,7 @@ class Settings(BaseSettings):
     trusted_proxies: str = ""
     hsts_seconds: int = Field(default=0, ge=0)
     open_metrics: bool = False
+    open_loopback: bool = False
     flower_host: str = "127.0.0.1"
     flower_port: int = Field(default=5555, ge=0, le=65535)
     flower_basic_auth: str | None = None
@@ -80,9 +92,9 @@ class Settings(BaseSettings):
     max_key_bytes: int = Field(default=1024, ge=1, le=2048)
     max_json_bytes: int = Field(default=64 << 20, ge=1024)
     max_line_bytes: int = Field(default=16 << 20, ge=1024)
-    source_root: Path | None = None
+    source_root: Folders = ()
     unguarded_sources: str = ""
-    output_root: Path | None = None
+    output_root: Folders = ()
     output_prefixes: str = ""
     output_grace_seconds: float = Field(default=900.0, gt=0)
     search_timeout_seconds: float = Field(default=30.0, gt=0)
@@ -168,6 +180,13 @@ class Settings(BaseSettings):
         return self
 
 
+def describe_data_dir(data_dir: Path | None) -> str:
+    """Return the option of a command that names this data directory; empty for the default one."""
+    default: Path = Settings.model_fields["data_dir"].default.expanduser()
+    is_default = data_dir is None or data_dir in (default, Path(os.path.realpath(default)))
+    return "" if is_default else f" --data-dir {shlex.quote(str(data_dir))}"
+
+
 API_KEY_VARIABLE = PREFIX + "API_KEY"
 # What pydantic writes before the message of a validator of ours.
 VALUE_ERROR: Final = "Value error, "
@@ -248,6 +267,12 @@ def read_variable(name: str) -> str:
     if not value:
         raise ConfigurationError(f"The environment variable {name} is not set.")
     return value
+
+
+def read_data_dir() -> Path:
+    """Return the data directory in the environment, or the default one. Read no other variable."""
+    directory = os.environ.get(f"{PREFIX}DATA_DIR", "").strip() or Settings.model_fields["data_dir"].default
+    return Path(directory).expanduser()
 
 
 def find_collector(settings: Settings) -> str | None:

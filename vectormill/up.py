@@ -12,6 +12,7 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,17 +22,20 @@ from vectormill.addresses import is_loopback_host
 from vectormill.domain.errors import Conflict, Unavailable
 from vectormill.embedded.errors import StartCancelled
 from vectormill.embedded.stack import EmbeddedStack
+from vectormill.keys.own_key import OWN_KEY_FILE, TICKET_SECONDS, make_own_key, make_ticket
 from vectormill.processes import lifetimes as processes
 from vectormill.processes.lifetimes import end_child
 from vectormill.processes.logs import open_log, tail_of
 from vectormill.processes.stopping import StopSignals
 from vectormill.processes.supervisor import ChildNotReady, ChildSpec, Supervisor
-from vectormill.settings import Settings, drop_secrets
+from vectormill.settings import PREFIX, Settings, describe_data_dir, drop_secrets
 
 logger = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "vectormill.cli")
 READY_TIMEOUT_SECONDS = 300.0  # a worker may load a large model from a slow disk
+# The settings that are by default the folder in which `up` is started.
+ROOTS = ("source_root", "output_root")
 MIGRATION_POLL_SECONDS = 0.1
 PROBE_TIMEOUT_SECONDS = 3.0
 # Which only `migrate`, and which only processes that read sources are given.
@@ -43,6 +47,10 @@ SERVERS_GRACE_SECONDS = 2.5
 REDIS_URL = "VECTORMILL_REDIS_URL"
 # Flower shows what stands in Redis, and gets no other secret.
 OF_FLOWER = (REDIS_URL, "VECTORMILL_FLOWER_BASIC_AUTH")
+OPEN = (
+    "open   every user of this machine, and whoever a proxy on it lets through, may do everything without a key, and "
+    "read and write files as you do; `vectormill keys create NAME` closes it\n"
+)
 # Only root may be able to read Python, model files and their caches, or to use the GPU.
 AS_ROOT = (
     "started as root: Postgres runs as an unprivileged user, everything else as root, because that user may not be "
@@ -109,6 +117,8 @@ def _run_children(options: UpOptions, stack: EmbeddedStack, stopping: threading.
         "VECTORMILL_DATABASE_URL": stack.database_url,
         REDIS_URL: stack.redis_url,
     }
+    for name in ROOTS:
+        environ[PREFIX + name.upper()] = os.pathsep.join(map(str, getattr(settings, name) or (Path.cwd(),)))
     owner, reader = stack.owner_database_url, stack.reader_database_url
     of_owner = environ | ({} if owner is None else {OF_ROLES[0]: owner})
     environ |= {} if reader is None else {OF_ROLES[1]: reader}
@@ -117,12 +127,21 @@ def _run_children(options: UpOptions, stack: EmbeddedStack, stopping: threading.
     flower = choose_endpoint(settings.flower_host, settings.flower_port, "--flower-port")
     _migrate((*options.command, "migrate"), of_owner, logs / "migrate.log", stopping)
     refuse_to_open_without_key(settings.api_host, stack)
+    if settings.open_loopback:
+        environ[f"{PREFIX}OPEN_LOOPBACK"] = "true"
+    is_asked = is_loopback_host(settings.api_host) and not settings.open_loopback
+    own_key = make_own_key(stack.data_dir) if is_asked else None
     children = plan_children(options, api, flower, environ, logs)
     supervisor = Supervisor(children, stopping=stopping)
     try:
         if supervisor.start(READY_TIMEOUT_SECONDS):
-            stack.announce(api_url=api.url, flower_url=flower.url)
+            needed_key = own_key if own_key is not None and api.refuses_its_user() else None
+            stack.announce(api_url=api.url, flower_url=flower.url, api_key=needed_key)
             out.write(describe_start(api.url, flower.url, stack.data_dir))
+            if needed_key is not None:
+                out.write(describe_key(api.url, stack.data_dir, needed_key))
+            if settings.open_loopback:
+                out.write(OPEN)
             out.flush()
             supervisor.wait(other_logs=[logs / "postgres.log", logs / "valkey.log"])
     finally:
@@ -131,12 +150,25 @@ def _run_children(options: UpOptions, stack: EmbeddedStack, stopping: threading.
 
 def describe_start(api_url: str, flower_url: str, data_dir: Path) -> str:
     """Return the lines with the addresses of a stack that is ready, and with commands for another terminal."""
-    is_default = data_dir == Settings.model_fields["data_dir"].default.expanduser()
-    option = "" if is_default else f" --data-dir {shlex.quote(str(data_dir))}"
+    option = describe_data_dir(data_dir)
     return (
         f"ready  api {api_url}  console {api_url}/console  flower {flower_url}  data {data_dir}\n"
         f"next   in another terminal: `vectormill submit FILE --collection docs{option}`, "
         f'and then `vectormill search docs "WORDS"{option}`\n'
+    )
+
+
+def describe_key(api_url: str, data_dir: Path, own_key: str) -> str:
+    """Return the lines with the key that requests need where the API cannot tell whose they are."""
+    key = f"$(cat {shlex.quote(str(data_dir / OWN_KEY_FILE))})"
+    ticket = make_ticket(own_key, int(time.time()))
+    return (
+        "key    this system does not tell the API which user a request comes from, so each needs the key of this "
+        "stack; the commands of vectormill and vectormill.Client find it by themselves\n"
+        f'       curl -H "Authorization: Bearer {key}" {api_url}/v1/jobs\n'
+        f'       export OPENAI_BASE_URL={api_url}/v1 OPENAI_API_KEY="{key}"\n'
+        f"       {api_url}/console/login?ticket={ticket}  signs one browser in, within "
+        f"{TICKET_SECONDS // 60} minutes\n"
     )
 
 
@@ -158,19 +190,28 @@ class Endpoint:
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - read, not bound
 
     def answer(self, path: str) -> bytes | None:
-        """Return the body of a GET if the answer is 200, else None. Proxies are not used."""
+        """Return the body of a GET if the answer is 200, else None."""
+        status, body = self.ask(path)
+        return body if status == 200 else None
+
+    def refuses_its_user(self) -> bool:
+        """Return whether the API cannot tell that a request comes from the user who runs it."""
+        status, body = self.ask("/v1/jobs?limit=1")
+        return status == 401 and b"other-user" in body
+
+    def ask(self, path: str) -> tuple[int, bytes]:
+        """Return the status and the body of a GET; 0 if there is no answer. Proxies are not used."""
         connection = http.client.HTTPConnection(
             self._reachable_host(), self.port, timeout=PROBE_TIMEOUT_SECONDS
         )
         try:
             connection.request("GET", path)
             response = connection.getresponse()
-            body = response.read()
+            return response.status, response.read()
         except (OSError, http.client.HTTPException):
-            return None
+            return 0, b""
         finally:
             connection.close()
-        return body if response.status == 200 else None
 
     def readiness(self) -> dict[str, Any]:
         """Return the API's report on itself, workers and scheduler; empty if it is not ready."""

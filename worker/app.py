@@ -29,6 +29,7 @@ from vectormill.broker.queues import QueueReader
 from vectormill.db.secrets import load_secret
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError, ModelError
+from vectormill.files.roots import Roots
 from vectormill.models.registry import open_registry
 from vectormill.processes.logs import begin_logging, reform_handlers
 from vectormill.settings import Settings, find_collector, load_settings
@@ -171,7 +172,7 @@ def run_replica(
         database,
         engine,
         keeper,
-        PostgresSink(database, stopping, settings.lease_seconds, ledger),
+        PostgresSink(database, stopping, settings.lease_seconds, ledger, Roots.of(settings, "output_root")),
         timesheet,
         identity,
         settings,

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.console.console import STATIC_PREFIX, Console, Visitor
 from api.console.sessions import SESSION_COOKIE, VISIT_COOKIE, make_csrf_token, open_session
 from api.door.keys import KEY_HEADERS, NO_KEY_EXISTS, scope_missing
+from api.door.machine import MachineUsers
 from api.door.scopes import SAFE_METHODS
 from api.problems import MEDIA_TYPE, Problem, describe_error, is_database_away
 from vectormill.domain.errors import DatabaseUnavailable
@@ -61,18 +62,21 @@ logger = logging.getLogger(__name__)
 
 
 class ConsoleGuard:
-    """Middleware for requests of `is_for_people`.
-
-    `is_local` says that only this machine can connect; then no API key is needed while none exists.
-    """
+    """Middleware for requests of `is_for_people`. While no API key exists, those that the machine admits need none."""
 
     def __init__(
-        self, app: ASGIApp, console: Console, keyring: Keyring, *, is_local: bool, hsts_seconds: int = 0
+        self,
+        app: ASGIApp,
+        console: Console,
+        keyring: Keyring,
+        machine: MachineUsers,
+        *,
+        hsts_seconds: int = 0,
     ) -> None:
         self._app = app
         self._console = console
         self._keyring = keyring
-        self._is_local = is_local
+        self._machine = machine
         self._hsts_seconds = hsts_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,27 +106,34 @@ class ConsoleGuard:
                 raise
             logger.warning("Cannot read the API keys from Postgres for %s %r: %s", method, path, error)
             return describe_error(DatabaseUnavailable()).response(path)
-        if not keys and not self._is_local:
-            return NO_KEY_EXISTS.response(path)
+        if not keys and not self._machine.admits(scope):
+            if not self._machine.is_local:
+                return NO_KEY_EXISTS.response(path)
+            keys = self._machine.keys
+            if not keys:
+                return self._machine.describe_refusal(scope).response(path)
         cookie = cookies.get(SESSION_COOKIE, "")
         key = open_session(keys, cookie, time.time())
         token = make_csrf_token(cookie if key is not None else visit)
         if path == LOGIN:
             # The form sends the CSRF token as a field, which routes.py checks.
+            scope["state"]["keys"] = keys
             scope["state"]["visitor"] = Visitor(None, READ, token)
             return None
         if keys and key is None:
             return ask_for_login(scope, headers)
-        scope["state"]["is_still_in"] = functools.partial(self._is_still_in, cookie)
+        scope["state"]["is_still_in"] = functools.partial(self._is_still_in, scope, cookie)
         scope["state"]["visitor"] = Visitor(key.name if key else None, key.scope if key else ADMIN, token)
         return self._find_refusal(scope, headers, key, token)
 
-    async def _is_still_in(self, cookie: str) -> bool:
+    async def _is_still_in(self, scope: Scope, cookie: str) -> bool:
         """Return whether the session is still valid. Without Postgres the last known keys decide."""
         with contextlib.suppress(SQLAlchemyError):
             await self._keyring.keys()
         keys = self._keyring.last_known
-        return open_session(keys, cookie, time.time()) is not None if keys else self._is_local
+        if not keys and self._machine.admits(scope):
+            return True
+        return open_session(keys or self._machine.keys, cookie, time.time()) is not None
 
     def _find_refusal(
         self, scope: Scope, headers: Headers, key: CachedKey | None, token: str

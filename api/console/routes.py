@@ -15,7 +15,9 @@ from api.console.guard import FORGED, HOME, LOGIN, LOGOUT, REFERENCE, ROOT, writ
 from api.console.pages import Page, make_router
 from api.console.sessions import SESSION_COOKIE, SESSION_SECONDS, seal_session
 from api.dependencies import ResourcesDependency
+from api.door.machine import MachineUsers
 from api.problems import Problem
+from vectormill.keys.api_keys import CachedKey
 from vectormill.keys.keyring import find_key
 
 # The order is that of the navigation, which lists the pages whose path has no parameter.
@@ -55,9 +57,14 @@ def get_asset(console: ConsoleDependency, digest: str, name: str) -> Response:
 
 
 @router.get(LOGIN)
-async def get_login(request: Request, console: ConsoleDependency, next: str = HOME) -> Response:
-    """Return the login form, or redirect to the home page when no key exists."""
-    if not await request.app.state.keyring.keys():
+async def get_login(
+    request: Request, console: ConsoleDependency, next: str = HOME, ticket: str = ""
+) -> Response:
+    """Return the login form, or redirect to the home page when no key is needed or a ticket takes its place."""
+    machine: MachineUsers = request.app.state.machine
+    if machine.secret is not None and machine.redeem(ticket):
+        return begin_session(request, HOME, machine.keys[0], machine.secret)
+    if not request.state.keys:
         return RedirectResponse(HOME, 303)
     return console.page(request, "login.html", next=find_own_page(next), refusal=None)
 
@@ -72,13 +79,18 @@ async def post_login(request: Request, console: ConsoleDependency) -> Response:
     wanted = find_own_page(form.get("next", HOME))
     secret = form.get("key", "").strip()
     keyring = request.app.state.keyring
-    key = find_key(await keyring.keys(), secret)
+    key = find_key(request.state.keys, secret)
     if key is None:
         refusal = (
             "Unknown API key: it is mistyped, revoked or expired. `vectormill keys list` lists all keys."
         )
         return console.page(request, "login.html", 401, next=wanted, refusal=refusal)
     await keyring.note_use(key)
+    return begin_session(request, wanted, key, secret)
+
+
+def begin_session(request: Request, wanted: str, key: CachedKey, secret: str) -> Response:
+    """Set the cookie of a session, and redirect to a page."""
     answer = RedirectResponse(wanted, 303)
     cookie = write_cookie(
         SESSION_COOKIE,

@@ -99,11 +99,12 @@ def submit_upload(file: BinaryIO, name: str, fields: Mapping[str, str], resource
     )
     columns = Columns(given.get("text", "text"), given.get("key"), given.get("pair"))
     reading = RowReading(columns, False, ADVICE, settings.max_line_bytes, settings.max_gzip_ratio)
-    texts = (
-        [TextTree(path.parent).read(path, settings.max_line_bytes + 1)]
-        if is_text
-        else read_texts(str(path), reading)
-    )
+    with path.open("rb") as opened:
+        texts = (
+            [TextTree(path.parent).read(path, opened, settings.max_line_bytes + 1)]
+            if is_text
+            else read_texts(str(path), reading)
+        )
     try:
         return cast(JobBody, submit_lines(encode_parts(texts), query, resources))
     except InvalidSubmission as error:  # it names the file with its temporary folder

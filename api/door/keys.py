@@ -4,7 +4,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
 
+from api.door.machine import MachineUsers
 from api.door.scopes import CONSOLE, METRICS_PATH, find_scope
 from api.limits.gates import Gate
 from api.problems import Problem, describe_error, is_database_away
@@ -20,6 +21,7 @@ from vectormill.domain.errors import DatabaseUnavailable
 from vectormill.keys.api_key import includes
 from vectormill.keys.api_keys import CachedKey
 from vectormill.keys.keyring import Keyring, find_key
+from vectormill.keys.own_key import OWN_KEY
 from vectormill.settings import Settings
 
 # The entry of a request's ASGI scope that holds its API key; it is absent where no key was needed.
@@ -33,14 +35,11 @@ logger = logging.getLogger(__name__)
 
 
 class KeyGuard:
-    """A guard that admits requests by their API keys.
+    """A guard that admits requests by their API keys; while no key exists, those that the machine admits."""
 
-    `is_local` means that only this machine can connect; then all requests are admitted while no key exists.
-    """
-
-    def __init__(self, keyring: Keyring, *, is_local: bool, settings: Settings) -> None:
+    def __init__(self, keyring: Keyring, machine: MachineUsers, settings: Settings) -> None:
         self._keyring = keyring
-        self._is_local = is_local
+        self._machine = machine
         self._settings = settings
         self._gates: dict[int, Gate] = {}  # by key id, for keys that have requests in progress
         self._num_refused = 0
@@ -76,36 +75,45 @@ class KeyGuard:
         needed = find_scope(method, path)
         if needed in (None, CONSOLE) or (path == METRICS_PATH and self._settings.open_metrics):
             return None
+        keys = await self._read_keys(method, path)
+        if not keys and self._machine.admits(scope):
+            return None
+        if not keys and not self._machine.is_local:
+            raise NO_KEY_EXISTS
+        secrets = read_secrets(Headers(scope=scope))
+        if len(secrets) > 1:
+            raise KEYS_DIFFER
+        secret = next(iter(secrets), None)
+        key = find_key(keys or self._machine.keys, secret) if secret is not None else None
+        if key is None and secret is not None:
+            with contextlib.suppress(SQLAlchemyError):
+                key = find_key(await self._keyring.keys(is_unknown=True), secret)
+        if key is None:
+            self._note_refusal(scope)
+            if not keys:
+                raise self._machine.describe_refusal(scope)
+            raise KEY_UNKNOWN if secret is not None else KEY_MISSING
+        if key.id == OWN_KEY:
+            return None
+        await self._keyring.note_use(key)
+        if not includes(key.scope, needed):
+            raise scope_missing(key, needed)
+        return key
+
+    async def _read_keys(self, method: str, path: str) -> Sequence[CachedKey]:
+        """Return the keys of the database. Raise Problem if they cannot be read."""
         try:
-            keys = await self._keyring.keys()
+            return await self._keyring.keys()
         except SQLAlchemyError as error:
             if not is_database_away(error):
                 raise
             keys = self._keyring.last_known
             # Metrics matter most while Postgres is unavailable, so the keys that were read last decide about
             # them.
-            if path != METRICS_PATH or not (keys or self._is_local):
+            if path != METRICS_PATH or not (keys or self._machine.is_local):
                 logger.warning("Cannot read the API keys from Postgres for %s %r: %s", method, path, error)
                 raise describe_error(DatabaseUnavailable()) from error
-        if not keys:
-            if self._is_local:
-                return None
-            raise NO_KEY_EXISTS
-        secrets = read_secrets(Headers(scope=scope))
-        if len(secrets) > 1:
-            raise KEYS_DIFFER
-        secret = next(iter(secrets), None)
-        key = find_key(keys, secret) if secret is not None else None
-        if key is None and secret is not None:
-            with contextlib.suppress(SQLAlchemyError):
-                key = find_key(await self._keyring.keys(is_unknown=True), secret)
-        if key is None:
-            self._note_refusal(scope)
-            raise KEY_UNKNOWN if secret is not None else KEY_MISSING
-        await self._keyring.note_use(key)
-        if not includes(key.scope, needed):
-            raise scope_missing(key, needed)
-        return key
+            return keys
 
     def _note_refusal(self, scope: Scope) -> None:
         """Log that a request was refused, without its secret.

@@ -36,11 +36,11 @@ from api.limits.gates import Hold
 from api.problems import Limit, Place, Problem
 from api.streams.inflater import Inflater
 from api.streams.ndjson import ItemReader
-from vectormill.addresses import is_loopback_host
 from vectormill.collections.collection import check_collection_name
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import DiskFull, InvalidItem, InvalidOption, SubmissionTooLarge
 from vectormill.domain.task import TASKS
+from vectormill.files.roots import Roots
 from vectormill.jobs.bodies import ItemBody, JobBody, JobRequest, OptionsBody, SubmissionQuery, describe_job
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job, NewJob
@@ -222,7 +222,6 @@ class OutOfTime(Exception):
 def read_objects(wanted: InputBody, new_job: NewJob, resources: Resources, intake: Intake) -> Submitted:
     """Create the job of some objects, or leave them to an indexer if they take too long or need another disk."""
     until = time.monotonic() + READING_SECONDS
-    refuse_local_files(wanted, resources.settings)
 
     def keep() -> None:
         if time.monotonic() >= until:
@@ -237,17 +236,9 @@ def read_objects(wanted: InputBody, new_job: NewJob, resources: Resources, intak
             return finish(writer, resources, partial(writer.hand_over, wanted))
 
 
-def refuse_local_files(wanted: InputBody, settings: Settings) -> None:
-    """Raise InvalidOption for files of this machine outside of the source root, unless only this machine can ask."""
-    if not is_loopback_host(settings.api_host):
-        for url in wanted.urls:
-            refuse_outside(normalize(url), settings.source_root, "VECTORMILL_SOURCE_ROOT", must_be_set=True)
-
-
 def quote_objects(wanted: InputBody, new_job: NewJob, resources: Resources, intake: Intake) -> QuoteBody:
     """Return the quote of the job of some objects: of all their rows if they are small, else of parts of them."""
     settings = resources.settings
-    refuse_local_files(wanted, settings)
     admit = partial(admit_job, new_job, intake)
     with JobTrial(resources.engine, new_job, settings, resources.registry, admit) as trial:
         until = time.monotonic() + READING_SECONDS
@@ -375,8 +366,7 @@ def make_job(
             output_url = check_table_url(request.to)
         else:
             output_url = normalize(request.to)
-            root = resources.settings.output_root
-            refuse_outside(output_url, root, "VECTORMILL_OUTPUT_ROOT", must_be_set=True)
+            refuse_outside(output_url, Roots.of(resources.settings, "output_root"))
     return NewJob(
         spec=spec,
         collection=request.collection,

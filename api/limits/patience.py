@@ -19,6 +19,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from api.door.machine import USER, find_user
+
 # Heads are parsed in the event loop; joining the pieces of a header takes time quadratic in their number.
 MAX_HEAD_BYTES: Final = 64 << 10
 CLOSING: Final = b"content-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
@@ -38,7 +40,10 @@ RESERVED_SECONDS: Final = 2.0
 
 
 class PatientConfig(uvicorn.Config):
-    """uvicorn's configuration with limits on the time for a request's head and on the number of connections."""
+    """uvicorn's configuration with limits on the time for a request's head and on the number of connections.
+
+    With `asks_users` each request has the user at the other end of its connection, where that is known.
+    """
 
     def __init__(
         self,
@@ -46,12 +51,14 @@ class PatientConfig(uvicorn.Config):
         head_seconds: float,
         max_connections: int = 512,
         forwarded_allow_ips: Sequence[str] | None = None,
+        asks_users: bool = False,
         **options: Any,
     ) -> None:
         options |= {"http": PatientProtocol, "forwarded_allow_ips": forwarded_allow_ips}
         super().__init__(*arguments, **options)
         self.head_seconds = head_seconds
         self.max_connections = max_connections
+        self.asks_users = asks_users
         self.proxies = [ip_network(each) for each in forwarded_allow_ips or ()]
         self.num_connections: Counter[tuple[bytes, bool]] = Counter()  # by peer, and whether reserved
 
@@ -116,6 +123,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     _timer: asyncio.TimerHandle | None = None  # runs while a head is incomplete
     _place: tuple[bytes, bool]  # the peer, and whether the connection is reserved
+    _user: int | None = None
     _num_heads = 0
     _head_bytes = 0  # of the incomplete head, without the read in which it began
 
@@ -133,6 +141,9 @@ class PatientProtocol(HttpToolsProtocol):
             return
         if is_reserved:
             self.app = partial(serve_probes, self.app)
+        if self.config.asks_users:
+            told = map(transport.get_extra_info, ("socket", "peername", "sockname"))
+            self._user = find_user(*told)
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
@@ -147,6 +158,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        cast(dict[str, Any], self.scope)[USER] = self._user
         self._num_heads += 1
         self._head_bytes = 0
         self._start_timer()

@@ -1,6 +1,7 @@
 """Sources over HTTP: set, checked, shown and deleted; following of their tables, and pushing of rows."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 from uuid import UUID
 
@@ -18,10 +19,10 @@ from api.intake.submissions import NDJSON_TYPES, make_inflater, read_blocks
 from api.problems import Place, Problem
 from api.serving import serve
 from api.streams.ndjson import ItemReader
-from vectormill.addresses import is_loopback_host
 from vectormill.collections.collections import find_generation
 from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.errors import InvalidOption, SourceFailed
+from vectormill.files.roots import Roots
 from vectormill.jobs.item import Item
 from vectormill.settings import Settings
 from vectormill.sources import operations
@@ -43,7 +44,6 @@ from vectormill.sources.opening import SourceReport, check_source
 from vectormill.sources.pushes import PushWriter
 from vectormill.sources.reader import SourcePlace
 from vectormill.sources.source import (
-    Options,
     Source,
     parse_options,
     parse_split,
@@ -86,24 +86,11 @@ def make_source(body: SourceRequest, settings: Settings) -> Source:
         except UnreadableItem as error:
             raise InvalidOption(f"The source cannot be stored: {error.reason}.") from error
     source = Source(body.kind, body.options, body.split)
-    refuse_local(parse_options(source), settings)
+    roots = Roots.of(settings, "source_root")
+    for name in parse_options(source).local_files():
+        roots.find(Path(name))
     parse_split(source)
     return source
-
-
-def refuse_local(options: Options, settings: Settings) -> None:
-    """Raise InvalidOption if a source names files of the server's own machine but no folder is set for them.
-
-    They are allowed if only this machine can connect, since its files then belong to the client.
-    """
-    if settings.source_root is not None or is_loopback_host(settings.api_host):
-        return
-    if options.names_local_files():
-        raise InvalidOption(
-            "This API does not read files of its own machine for a source: set VECTORMILL_SOURCE_ROOT to "
-            "the folder that contains them, for `vectormill api` and `vectormill indexer`, or use files "
-            "of an object store such as s3://."
-        )
 
 
 def look(source: Source, name: str, resources: Resources) -> SourceReport:

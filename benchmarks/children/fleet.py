@@ -28,6 +28,7 @@ from vectormill.broker.queues import list_of
 from vectormill.db.locks import limit_lock_wait
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import LeaseLost
+from vectormill.files.roots import ANYWHERE
 from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.chunks import ClaimedChunk, claim_chunk, renew_leases
 from vectormill.jobs.completion import complete_chunk
@@ -164,7 +165,7 @@ class Fleet:
             if claim.first_item < self._order.sample_end:
                 assert claimed.payload is not None, "the payloads of open chunks are never removed"
                 items = decode_reference(claimed.payload).read()
-                part, outcome = write_staged(self._engine, claim, items, encoded, results, outcome)
+                part, outcome = write_staged(self._engine, claim, items, encoded, results, outcome, ANYWHERE)
             assert part is not None, "no item of the sample fails"
             record = partial(record_part, claim=claim, part=part)
         began = time.perf_counter()

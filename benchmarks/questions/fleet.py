@@ -42,6 +42,7 @@ from vectormill.db.session import make_engine
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.embedded.postgres import EmbeddedPostgres
 from vectormill.embedded.valkey import EmbeddedValkey
+from vectormill.files.roots import ANYWHERE
 from vectormill.jobs.chunk import TokenEstimate
 from vectormill.jobs.dispatch import list_demands, list_rooms
 from vectormill.jobs.job import COMPLETED, NewJob
@@ -178,7 +179,7 @@ class Site:
             {"id": [f"text-{row}" for row in range(num_sample)], "text": ["some text"] * num_sample}
         )
         pq.write_table(table, self._folder / "sample.parquet", row_group_size=20 * ITEMS_PER_CHUNK)
-        found = describe_object(f"file://{self._folder}/sample.parquet")
+        found = describe_object(f"file://{self._folder}/sample.parquet", ANYWHERE)
         columns = Columns(key="id")
         limits = ChunkLimits(10_000, 1 << 30, 1 << 20)
         new_job = NewJob(SPEC, output_url=f"file://{self._folder}/vectors")

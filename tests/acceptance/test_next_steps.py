@@ -29,7 +29,6 @@ from tests.commands import run
 from tests.static_models import write_static
 from tests.waiting import wait_for
 from vectormill.embedded.stack import EmbeddedStack
-from vectormill.processes.lifetimes import free_port
 
 VECTORMILL: Final = (sys.executable, "-m", "vectormill.cli")
 CODE: Final = re.compile(r"`vectormill ([^`]+)`")
@@ -176,15 +175,15 @@ def test_jobs_write_to_a_folder_of_the_machine_once_the_setting_that_is_named_is
     folder = place.folder / "vectors"
     order = ("submit", f"file://{place.folder}/texts.parquet", "--to", f"file://{folder}")
     pq.write_table(pa.table({"key": ["a"], "text": ["zip files"]}), place.folder / "texts.parquet")
-    told = place.run(*order, status=2)
-    assert (
-        "set VECTORMILL_OUTPUT_ROOT to it for `vectormill up` or `vectormill api`, and restart that" in told
-    )
-    url = f"http://127.0.0.1:{free_port()}"
-    with place.running("api", "--port", url.rpartition(":")[2], VECTORMILL_OUTPUT_ROOT=str(place.folder)):
-        wait_for(lambda: "\nall-MiniLM" in place.run("workers", "--api-url", url, status=None), 60)
-        told = place.run(*order, "--api-url", url)
-        place.run(*place.take("status 1 --watch", told))
+    told = " ".join(place.run(*order, status=2).split())
+    found = re.search(r"`(VECTORMILL_OUTPUT_ROOT=\S+) vectormill ([^`]+)`", told)
+    assert found is not None, told
+    assert shlex.split(found[2]) == ["up", "--data-dir", str(place.stack.data_dir)]
+    place.stack.stop()
+    place.stack.environment |= dict([shlex.split(found[1])[0].split("=", 1)])
+    place.stack.start()
+    told = place.run(*order)
+    place.run(*place.take("status 1 --watch", told))
     wait_for(lambda: list(folder.glob("*.parquet")), 60)
 
 

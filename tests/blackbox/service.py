@@ -81,7 +81,8 @@ class Service:
         self.api_port, self.flower_port = find_free_port(), find_free_port()
         self.api_url = f"http://127.0.0.1:{self.api_port}"
         clean = {name: value for name, value in os.environ.items() if not name.startswith("VECTORMILL_")}
-        self.environment = clean | SETTINGS | {"VECTORMILL_OUTPUT_ROOT": str(folder / "out")}
+        self.environment = clean | SETTINGS
+        self.environment |= {"VECTORMILL_SOURCE_ROOT": "/", "VECTORMILL_OUTPUT_ROOT": str(folder / "out")}
         self.process: Popen | None = None
         self.http = httpx.Client(base_url=self.api_url, timeout=60, trust_env=False, http2=False)
 

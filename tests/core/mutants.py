@@ -463,8 +463,8 @@ MUTANTS: Final = (
     Mutant(
         "an API that others reach reads local files",
         "api/routes/sources.py",
-        "    refuse_local(parse_options(source), settings)\n",
-        "",
+        "        roots.find(Path(name))\n",
+        "        pass\n",
     ),
     Mutant(
         "a push that was sent again leaves a run of its own",
@@ -1014,9 +1014,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a local folder is written wherever a link leads",
-        "vectormill/objects/store.py",
-        "if not path.resolve().is_relative_to(start):",
-        "if not path.is_relative_to(start):",
+        "vectormill/files/roots.py",
+        "        real = resolve(self.folders[0] / path)\n",
+        "        real = self.folders[0] / path\n",
     ),
     Mutant(
         "a store that is away counts as an attempt of the chunk",

@@ -34,7 +34,7 @@ PAGE: Final = re.compile(r"\bdocs/[A-Z]+\.md")
 # Commands in sentences that are only parsed, by the reason.
 PARSED: Final = {
     "It begins a process, which tests/unit/cli/test_cli_stack.py shows to find the stack.": (
-        "api", "indexer", "scheduler", "worker", "up",
+        "api", "indexer", "scheduler", "worker", "up", "up --open",
     ),
     "It looks, changes nothing, and needs nothing of the situation.": (
         "--debug", "--debug doctor", "doctor", "models", "plan", "quote", "roles", "status", "webhooks list", "workers",

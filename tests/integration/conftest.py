@@ -29,6 +29,15 @@ from vectormill.settings import Settings
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def any_folder() -> Iterator[None]:
+    """Let local files of tests lie in any folder, where a test names none."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("SOURCE", "OUTPUT"):
+            patch.setenv(f"VECTORMILL_{name}_ROOT", "/")
+        yield
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--reproducible-texts", type=int, metavar="N", help="how many texts keep their bits, instead of 600"

@@ -33,9 +33,13 @@ def find_service(
     directory = settings.data_dir.expanduser()
     stack = await_stack(directory, needs_api=needs_api) if needed else find_running(directory)
     # In place of a named directory not even the API that the environment names is asked.
-    found = {"api_url": settings.api_url if data_dir is None else overrides.get("api_url")}
+    found: dict[str, str | None] = {
+        "api_url": settings.api_url if data_dir is None else overrides.get("api_url")
+    }
     if stack is not None:
         found["api_url"] = found["api_url"] or stack.api_url
+        if found["api_url"] == stack.api_url:
+            found["api_key"] = settings.api_key or stack.api_key
         servers = {name: getattr(stack, name) for name in get_args(Server)}
         if data_dir is not None or all(
             getattr(settings, name) in (None, url) for name, url in servers.items()

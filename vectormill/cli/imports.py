@@ -114,6 +114,7 @@ def import_vectors(
     """
     from vectormill.cli import endpoint, keys
     from vectormill.collections.imports import find_import_target
+    from vectormill.files.roots import ANYWHERE
     from vectormill.models.registry import open_registry
     from vectormill.sources.reader import SourcePlace
     from vectormill.sources.vectors import ImportColumns
@@ -121,7 +122,9 @@ def import_vectors(
     columns = ImportColumns(key, vector, text, tuple(metadata or ()), metadata_json, content_hash)
     stated = {"model": model, **asdict(options)}
     with endpoint.connected(api_url, data_dir) as client, keys.connected(data_dir) as (engine, settings):
-        place = SourcePlace(engine, settings, open_registry(settings), collection=collection)
+        # What this command reads, it reads with the rights of its user.
+        own = settings.model_copy(update={"source_root": ANYWHERE.folders})
+        place = SourcePlace(engine, own, open_registry(settings), collection=collection)
         opened = open_source(source, sql, url_env, url_file, columns, place)
         is_checked = not unchecked and opened.spec is None
         if is_checked and text is None:

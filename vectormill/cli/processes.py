@@ -36,6 +36,7 @@ def up(
     api_port: int | None = None,
     flower_port: int | None = None,
     model: list[str] | None = None,
+    open: bool = False,
 ) -> None:
     """Run every process on this machine in the foreground, with its own Postgres and Valkey.
 
@@ -47,13 +48,19 @@ def up(
         api_port (PORT, 1 to 65535):  [default: 8000]
         flower_port (PORT, 1 to 65535):  [default: 5555]
         model (NAME): A model to serve. May be repeated.
+        open: Let every user of this machine in while no API key exists, and not only the one who starts it.
     """
     from vectormill.broker.flower import refuse_without_password
     from vectormill.cli.extras import require_service
     from vectormill.settings import process_environment
 
     settings = begin_process(
-        "up", data_dir=data_dir, api_host=host, api_port=api_port, flower_port=flower_port
+        "up",
+        data_dir=data_dir,
+        api_host=host,
+        api_port=api_port,
+        flower_port=flower_port,
+        open_loopback=open or None,
     )
     require_service(is_embedded=settings.database_url is None or settings.redis_url is None)
 

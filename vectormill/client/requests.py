@@ -6,6 +6,7 @@ import re
 import ssl
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
@@ -16,6 +17,7 @@ import msgspec
 from vectormill.addresses import is_loopback_host
 from vectormill.domain.errors import InvalidOption, VectormillError
 from vectormill.problems import ApiError, ApiUnreachable
+from vectormill.settings import read_data_dir
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 # While the server commits a large upload it may send nothing for minutes, which is not a failure.
@@ -98,6 +100,18 @@ def write_json(value: Any) -> bytes:
 def is_loopback(url: str) -> bool:
     """Return whether the URL's host is a loopback address."""
     return is_loopback_host(httpx.URL(url).host)
+
+
+def find_stack_key(url: str) -> str | None:
+    """Return the own key of the stack on the data directory, if its API has this address and needs one."""
+    path = read_data_dir()
+    with suppress(OSError, ValueError):
+        if '"api_key"' in (path / "stack.json").read_text(encoding="utf-8"):
+            from vectormill.embedded.data_dir import find_running  # imported late, since few need it
+
+            stack = find_running(path)
+            return stack.api_key if stack is not None and stack.api_url == url else None
+    return None
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:

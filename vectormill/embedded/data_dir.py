@@ -81,7 +81,8 @@ FILE_NAME = "stack.json"
 class RunningStack:
     """The URLs of the servers of a running stack.
 
-    They contain passwords, so only the owner may read the note with them.
+    They contain passwords, so only the owner may read the note with them. `api_key` is the stack's own key, where its
+    API cannot tell the users of the machine apart.
     """
 
     pid: int
@@ -92,11 +93,13 @@ class RunningStack:
     flower_url: str | None = None
     owner_database_url: str | None = None
     reader_database_url: str | None = None
+    api_key: str | None = None
 
 
 def write_note(data_dir: Path, stack: RunningStack) -> None:
     """Write the note on a running stack, replacing an earlier one."""
-    write_private(data_dir / FILE_NAME, json.dumps(asdict(stack), indent=2) + "\n")
+    told = {name: value for name, value in asdict(stack).items() if value is not None or name != "api_key"}
+    write_private(data_dir / FILE_NAME, json.dumps(told, indent=2) + "\n")
 
 
 def remove_note(data_dir: Path) -> None:

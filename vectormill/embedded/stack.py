@@ -2,6 +2,7 @@
 
 DATA_DIR/vectormill.lock   held while a stack runs here; contains its pid and start
 DATA_DIR/stack.json        the URLs of the servers, for command-line tools
+DATA_DIR/api.key           the own key of the stack (vectormill/keys/own_key.py)
 DATA_DIR/postgres/         the cluster, or a link to it (see vectormill.embedded.cluster)
 DATA_DIR/valkey/           its configuration
 DATA_DIR/logs/             one log for each server
@@ -140,12 +141,15 @@ class EmbeddedStack:
             raise failure
         self._urls.update({name: start.result() for name, start in starts.items()})
 
-    def announce(self, *, api_url: str | None = None, flower_url: str | None = None) -> None:
+    def announce(
+        self, *, api_url: str | None = None, flower_url: str | None = None, api_key: str | None = None
+    ) -> None:
         """Write the note with the URLs of this stack, which `find_running` reads."""
         pid = os.getpid()
         began = processes.started_at(pid) or 0.0
         write_note(
-            self.data_dir, RunningStack(pid, began, api_url=api_url, flower_url=flower_url, **self.urls)
+            self.data_dir,
+            RunningStack(pid, began, api_url=api_url, flower_url=flower_url, api_key=api_key, **self.urls),
         )
 
     def _keep_alive(self, server: EmbeddedServer) -> None:

@@ -532,7 +532,7 @@ class JobWriter:
         self._keys.close()
         if self._place is not None and not self._is_finished:
             with suppress(StorageUnavailable):
-                leave_folder(self._place.url)
+                leave_folder(self._place.url, self._settings)
         if self._is_inserted and not self._is_finished and not self._new_job.is_accepted:
             with self._engine.begin() as connection:
                 discard_upload(connection, self._id)

@@ -19,7 +19,7 @@ from sqlalchemy import text
 
 from vectormill.domain.errors import NotFound, ObjectChanged
 from vectormill.objects.iceberg import add_parts
-from vectormill.objects.manifest import MANIFEST, Manifest, OutputPart, read_manifest
+from vectormill.objects.manifest import MANIFEST, Manifest, OutputPart, read_manifest_below
 from vectormill.objects.output import CLOSED, OUTPUT, SWEPT, HeldOutput
 from vectormill.objects.parts import PREFIX, RECORD_PART, STAGED, name_part, open_writer
 from vectormill.objects.reference import open_parquet
@@ -82,7 +82,7 @@ def close_output(held: HeldOutput, grace_seconds: float = GRACE_SECONDS) -> None
         # The parts of a former manifest have been added, even if the snapshot that did it is forgotten.
         former: set[str] = set()
         with suppress(NotFound):
-            former = {part.name for part in read_manifest(held.url).parts}
+            former = {part.name for part in read_manifest_below(held.url, held.roots).parts}
         paths = [f"{held.url}/{part.name}" for part in parts if part.name not in former]
         add_parts(held.place.table_url, job_id, paths, held.keep)
     _write_manifest(held, parts)
@@ -154,10 +154,12 @@ def _write_part(held: HeldOutput, group: Sequence[OutputPart]) -> None:
     name = name_part(group[0].name)
     url = f"{held.url}/{name}"
     try:
-        num_bytes = describe_object(url).num_bytes  # of a process that was killed before it was recorded
+        num_bytes = describe_object(
+            url, held.roots
+        ).num_bytes  # of a process that was killed before it was recorded
     except ObjectChanged:
         content = _encode(held, group)
-        write_object(url, content)
+        write_object(url, content, held.roots)
         num_bytes = len(content)
     joined = OutputPart(name, group[0].first_item, sum(part.num_rows for part in group), num_bytes)
     with held.engine.begin() as connection:
@@ -175,7 +177,7 @@ def _encode(held: HeldOutput, group: Sequence[OutputPart]) -> memoryview:
     waiting: list[Any] = []
     for part in group:
         held.keep()
-        with open_parquet(describe_object(f"{held.url}/{part.name}")) as file:
+        with open_parquet(describe_object(f"{held.url}/{part.name}", held.roots)) as file:
             table = pa.Table.from_batches(file.iter_batches(), file.schema_arrow)
         if writer is None:
             writer = open_writer(sink, table.schema)
@@ -208,7 +210,7 @@ def _write_manifest(held: HeldOutput, parts: list[OutputPart]) -> None:
         finished_at=row.finished_at.isoformat(),
         parts=parts,
     )
-    write_object(f"{held.url}/{MANIFEST}", msgspec.json.encode(manifest))
+    write_object(f"{held.url}/{MANIFEST}", msgspec.json.encode(manifest), held.roots)
 
 
 def _remove_unknown(held: HeldOutput, prefixes: tuple[str, ...], before: float) -> tuple[int, bool]:
@@ -218,7 +220,7 @@ def _remove_unknown(held: HeldOutput, prefixes: tuple[str, ...], before: float) 
     """
     num_removed, has_young = 0, False
     names: list[str] = []
-    for each in list_folder(held.url):
+    for each in list_folder(held.url, held.roots):
         held.keep()
         name = each.url.removeprefix(f"{held.url}/")
         if not name.startswith(prefixes):
@@ -239,5 +241,5 @@ def _remove_names(held: HeldOutput, names: list[str]) -> int:
         unknown = sorted(set(names) - set(connection.execute(FIND_KNOWN, values).scalars()))
     for name in unknown:
         held.keep()
-        delete_object(f"{held.url}/{name}")
+        delete_object(f"{held.url}/{name}", held.roots)
     return len(unknown)

@@ -9,6 +9,7 @@ from msgspec import Struct
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import NotFound, ObjectChanged
 from vectormill.extras import require
+from vectormill.files.roots import ANYWHERE, Roots
 from vectormill.objects.store import describe_object, normalize, read_range
 
 if TYPE_CHECKING:
@@ -51,10 +52,15 @@ def read_manifest(url: str) -> Manifest:
     `url` is the folder that the job was given. Raise NotFound while there is no manifest, because the job has not
     ended or never wrote there, and StorageUnavailable.
     """
+    return read_manifest_below(url, ANYWHERE)
+
+
+def read_manifest_below(url: str, roots: Roots) -> Manifest:
+    """Return the manifest of a job's output, whose folder, if it is local, lies beneath the roots."""
     require("obstore", extra=READING)
     folder = normalize(url)
     try:
-        found = describe_object(f"{folder}/{MANIFEST}")
+        found = describe_object(f"{folder}/{MANIFEST}", roots)
     except ObjectChanged as error:
         raise NotFound(f"{folder} has no {MANIFEST}: it is written when the job has ended.") from error
     content = read_range(found.url, found.tag, 0, found.num_bytes)

@@ -15,11 +15,11 @@ from sqlalchemy import Connection, text
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import OutputTaken
 from vectormill.domain.states import States
+from vectormill.files.roots import NOWHERE, Roots
 from vectormill.objects.iceberg import SCHEME, prepare_table
 from vectormill.objects.store import (
     delete_object,
     list_folder,
-    refuse_outside,
     write_object,
 )
 from vectormill.settings import Settings
@@ -83,9 +83,10 @@ class OutputPlace:
 
 @dataclass(slots=True, kw_only=True)
 class HeldOutput(Held):
-    """An output that this process has claimed."""
+    """An output that this process has claimed. Local ones lie beneath `roots`."""
 
     place: OutputPlace
+    roots: Roots = NOWHERE
 
     @property
     def url(self) -> str:
@@ -101,15 +102,14 @@ def take_place(url: str, job_id: UUID, spec: EncodingSpec, settings: Settings) -
     if url.startswith(SCHEME):
         folder, schema = prepare_table(url, job_id, spec)
         place = OutputPlace(folder, url, schema)
-        refuse_outside(place.url, settings.output_root, "VECTORMILL_OUTPUT_ROOT", must_be_set=True)
-    _take_folder(place.url, job_id)
+    _take_folder(place.url, job_id, Roots.of(settings, "output_root"))
     return place
 
 
-def _take_folder(url: str, job_id: UUID) -> None:
+def _take_folder(url: str, job_id: UUID, roots: Roots) -> None:
     content = msgspec.json.encode({"job_id": str(job_id)})
-    is_taken = any(True for _ in list_folder(url)) or not write_object(
-        f"{url}/{OWNER}", content, only_new=True
+    is_taken = any(True for _ in list_folder(url, roots)) or not write_object(
+        f"{url}/{OWNER}", content, roots, only_new=True
     )
     if is_taken:
         raise OutputTaken(
@@ -117,9 +117,9 @@ def _take_folder(url: str, job_id: UUID) -> None:
         )
 
 
-def leave_folder(url: str) -> None:
+def leave_folder(url: str, settings: Settings) -> None:
     """Give a folder back that `take_place` has taken for a job which was not submitted after all."""
-    delete_object(f"{url}/{OWNER}")
+    delete_object(f"{url}/{OWNER}", Roots.of(settings, "output_root"))
 
 
 def add_output(connection: Connection, job_id: UUID, place: OutputPlace) -> None:

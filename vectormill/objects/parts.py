@@ -17,8 +17,10 @@ from sqlalchemy import Connection, Engine, text
 from vectormill.collections.generation_tables import find_ranges
 from vectormill.collections.row_kinds import take_objects
 from vectormill.domain.encoding import INT8
+from vectormill.domain.errors import InvalidOption, StorageUnavailable
 from vectormill.domain.task import VARYING
 from vectormill.files import parquet
+from vectormill.files.roots import Roots
 from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.completion import leave_out
 from vectormill.jobs.item import Items
@@ -48,6 +50,7 @@ def write_staged(
     encoded: npt.NDArray[np.int64],
     results: Ragged,
     outcome: ChunkOutcome,
+    roots: Roots,
 ) -> tuple[OutputPart | None, ChunkOutcome]:
     """Stage the results of the items at positions `encoded` [m] that did not fail; nothing if all of them did.
 
@@ -73,7 +76,10 @@ def write_staged(
     stored = items if len(rows) == len(items) else items.take(encoded[rows].tolist())
     content = encode_part(stored, kept, claim)
     name = name_staged(claim)
-    write_object(f"{claim.output_url}/{name}", content)
+    try:
+        write_object(f"{claim.output_url}/{name}", content, roots)
+    except InvalidOption as error:  # this worker's folders are others than those of the API that took the job
+        raise StorageUnavailable(str(error)) from error
     return OutputPart(name, claim.first_item, len(rows), len(content)), outcome
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import NotFound
 from vectormill.extras import require
+from vectormill.files.roots import ANYWHERE
 from vectormill.objects.manifest import READING, Manifest, make_part_schema, read_manifest
 from vectormill.objects.reference import open_parquet
 from vectormill.objects.store import describe_object, normalize
@@ -37,7 +38,7 @@ def read_parts(
 
     folder, schema = normalize(url), make_part_schema(EncodingSpec.from_json(manifest.spec))
     for part in manifest.parts:
-        with open_parquet(describe_object(f"{folder}/{part.name}")) as file:
+        with open_parquet(describe_object(f"{folder}/{part.name}", ANYWHERE)) as file:
             for read in file.iter_batches(columns):
                 # The parts of a table have its types.
                 batch = read.cast(pyarrow.schema([schema.field(name) for name in read.schema.names]))

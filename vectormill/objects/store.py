@@ -6,6 +6,7 @@ on. They are never sent to the API and never stored.
 """
 
 import io
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from vectormill.domain.errors import InvalidOption, ObjectChanged, StorageUnavailable
+from vectormill.files.roots import WILD, Roots
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -24,9 +26,8 @@ SCHEMES: Final = ("s3", "gs", "az", "file")
 DESCRIBED: Final = "s3://bucket/…, gs://bucket/…, az://container/… or file:///folder/…"
 # A query of a URL, unlike the ? of a pattern.
 QUERY: Final = re.compile(r"\?[^/?&=*\[]+=")
-# The characters that begin a pattern in a URL.
-WILD: Final = "*?["
 LISTED_AT_ONCE: Final = 1000
+LOCAL: Final = "file://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +69,10 @@ def normalize(url: str) -> str:
     return f"{scheme}://{path.rstrip('/')}"
 
 
-def refuse_outside(url: str, root: Path | None, setting: str, *, must_be_set: bool = False) -> None:
-    """Raise InvalidOption if the URL is of a local file that is not below `root`, links resolved.
-
-    Without a root every local file is allowed, unless `must_be_set`.
-    """
-    if not url.startswith("file://") or (root is None and not must_be_set):
-        return
-    path = Path(url.removeprefix("file://"))
-    if root is None:
-        raise InvalidOption(
-            f"{path} is on the API's machine, whose files jobs may write only below one folder: set {setting} to it "
-            "for `vectormill up` or `vectormill api`, and restart that; or use an object store such as s3://."
-        )
-    start = root.expanduser().resolve()
-    if not path.resolve().is_relative_to(start):
-        raise InvalidOption(f"{path} is not below {start} ({setting}).")
+def refuse_outside(url: str, roots: Roots) -> None:
+    """Raise InvalidOption if the URL is of a local file that is beneath none of the roots."""
+    if url.startswith(LOCAL):
+        roots.find(Path(url.removeprefix(LOCAL)))
 
 
 # Options of every store besides the environment's; by default obstore repeats a failed request for three minutes.
@@ -108,6 +97,15 @@ def _located(url: str) -> Iterator[tuple[Any, str]]:
     try:
         yield open_store(scheme, bucket), name
     except Exception as error:
+        raise _translate(url, error) from error
+
+
+@contextmanager
+def _local(url: str) -> Iterator[Path]:
+    """Yield the path of a local file; errors of the system become those of here."""
+    try:
+        yield Path(url.removeprefix(LOCAL))
+    except OSError as error:
         raise _translate(url, error) from error
 
 
@@ -139,7 +137,9 @@ def matches(pattern: str, url: str) -> bool:
     return pattern == url or (any(mark in pattern for mark in WILD) and bool(_compile(pattern).match(url)))
 
 
-def find_objects(pattern: str, keep: Callable[[], object] = lambda: None) -> Iterator[StoredObject]:
+def find_objects(
+    pattern: str, roots: Roots, keep: Callable[[], object] = lambda: None
+) -> Iterator[StoredObject]:
     """Yield the objects that a URL with wildcards matches, in order of name: `*` and `?` within a folder, `**` across.
 
     A URL without wildcards is that of one object. Folders that no match can lie in are passed over. `keep` is called
@@ -147,7 +147,7 @@ def find_objects(pattern: str, keep: Callable[[], object] = lambda: None) -> Ite
     """
     first = min((pattern.find(mark) for mark in WILD if mark in pattern), default=-1)
     if first < 0:
-        yield describe_object(pattern)
+        yield describe_object(pattern, roots)
         return
     _compile(pattern)
     segments = pattern.split("/")
@@ -165,7 +165,8 @@ def find_objects(pattern: str, keep: Callable[[], object] = lambda: None) -> Ite
     listed = _list_in_turn if folder.startswith(("s3://", "gs://")) else _list_by_folder
     for each in listed(folder, may_lead, keep):
         if matches(pattern, each.url):
-            yield each
+            # What a link leads to is described as what is opened, beneath the roots.
+            yield describe_object(each.url, roots) if each.url.startswith(LOCAL) else each
 
 
 def _list_in_turn(
@@ -212,8 +213,9 @@ def _list_by_folder(
             yield from _list_by_folder(name.rstrip("/"), may_lead, keep)
 
 
-def list_folder(folder: str) -> Iterator[StoredObject]:
+def list_folder(folder: str, roots: Roots) -> Iterator[StoredObject]:
     """Yield all objects below a folder, in any order. A folder that does not exist has none."""
+    refuse_outside(folder, roots)
     for page in _list_pages(folder):
         yield from page
 
@@ -229,8 +231,14 @@ def _list_pages(folder: str, offset: str | None = None) -> Iterator[list[StoredO
             yield [_describe(root + each["path"], each) for each in page]
 
 
-def describe_object(url: str) -> StoredObject:
+def describe_object(url: str, roots: Roots) -> StoredObject:
     """Return the present state of an object. Raise ObjectChanged if it does not exist."""
+    if url.startswith(LOCAL):
+        with _local(url) as local, roots.open_file(local) as file:
+            status = os.fstat(file.fileno())
+        # As obstore makes it, by which the file is read.
+        tag = f'"{status.st_ino:x}-{status.st_mtime_ns // 1000:x}-{status.st_size:x}"'
+        return StoredObject(url, status.st_size, tag, status.st_mtime)
     import obstore
 
     with _located(url) as (store, path):
@@ -298,8 +306,11 @@ class ObjectFile(io.RawIOBase):
         return self.read()
 
 
-def write_object(url: str, content: "Buffer", *, only_new: bool = False) -> bool:
+def write_object(url: str, content: "Buffer", roots: Roots, *, only_new: bool = False) -> bool:
     """Write an object at once. With `only_new` return False if it exists already, and leave that as it is."""
+    if url.startswith(LOCAL):
+        with _local(url) as local:
+            return roots.write(local, content, only_new=only_new)
     import obstore
     from obstore.exceptions import AlreadyExistsError
 
@@ -311,8 +322,12 @@ def write_object(url: str, content: "Buffer", *, only_new: bool = False) -> bool
     return True
 
 
-def delete_object(url: str) -> None:
+def delete_object(url: str, roots: Roots) -> None:
     """Delete an object; do nothing if it does not exist."""
+    if url.startswith(LOCAL):
+        with _local(url) as local, suppress(FileNotFoundError):
+            roots.delete(local)
+        return
     import obstore
 
     with _located(url) as (store, path), suppress(FileNotFoundError):

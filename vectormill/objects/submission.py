@@ -23,6 +23,7 @@ from vectormill.domain.errors import (
     SubmissionTooLarge,
 )
 from vectormill.domain.task import TASKS
+from vectormill.files.roots import Roots
 from vectormill.jobs.backlog import count_pending_items
 from vectormill.jobs.chunk import TokenEstimate
 from vectormill.jobs.deletion import delete_chunks
@@ -64,15 +65,14 @@ def find_inputs(
     `keep` is called between two requests to the store, and may raise. Raise InvalidOption for a URL that matches
     nothing or lies outside of VECTORMILL_SOURCE_ROOT, and StorageUnavailable.
     """
-    urls = [normalize(written) for written in wanted.urls]
+    urls, roots = [normalize(written) for written in wanted.urls], Roots.of(settings, "source_root")
     for url in urls:  # all of them before the first object, after which an indexer may go on
-        refuse_outside(url, settings.source_root, "VECTORMILL_SOURCE_ROOT")
+        refuse_outside(url, roots)
     for place, url in enumerate(urls):
         num_found = 0
         try:
-            for found in find_objects(url, keep):
+            for found in find_objects(url, roots, keep):
                 num_found += 1
-                refuse_outside(found.url, settings.source_root, "VECTORMILL_SOURCE_ROOT")
                 if not any(matches(earlier, found.url) for earlier in urls[:place]):
                     yield found
         except ObjectChanged as error:
@@ -192,7 +192,7 @@ def read_input(held: HeldInput) -> None:
             connection.execute(FAIL_JOB, {"job_id": held.lease.key})
         if folder is not None:
             with suppress(StorageUnavailable):
-                leave_folder(folder)
+                leave_folder(folder, held.settings)
 
 
 def _delete_chunks(held: HeldInput) -> None:
@@ -204,9 +204,9 @@ def _delete_chunks(held: HeldInput) -> None:
             num_deleted = delete_chunks(connection, held.lease.key, CHUNKS_AT_ONCE)
 
 
-def _is_unchanged(reference: ItemReference) -> bool:
+def _is_unchanged(reference: ItemReference, settings: Settings) -> bool:
     try:
-        return describe_object(reference.url).tag == reference.tag
+        return describe_object(reference.url, Roots.of(settings, "source_root")).tag == reference.tag
     except ObjectChanged:
         return False
 
@@ -215,7 +215,7 @@ def _queue_job(held: HeldInput) -> None:
     lease, settings = held.lease, held.settings
     with held.engine.connect() as connection:
         spec, written = find_job(connection, lease.key).spec, find_written(connection, lease.key)
-    if written is not None and not _is_unchanged(written.last):
+    if written is not None and not _is_unchanged(written.last, settings):
         _delete_chunks(held)
         written = None
 

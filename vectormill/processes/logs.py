@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, BinaryIO, Final, TextIO
@@ -128,12 +129,16 @@ TAIL_BYTES = 8192
 def open_log(path: Path) -> BinaryIO:
     """Open a log file for appending, readable by its owner only.
 
-    The file and its directory are created if missing.
+    The file and its directory are created if missing. Raise OSError if it is a link, which another user may have put
+    there.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.touch(mode=0o600, exist_ok=True)
     rotate_log(path)
-    return path.open("ab", buffering=0)
+    return open(path, "ab", buffering=0, opener=partial(_open_private, more=os.O_CREAT))
+
+
+def _open_private(path: str, flags: int, more: int = 0) -> int:
+    return os.open(path, flags | more | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def rotate_log(path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
@@ -142,10 +147,13 @@ def rotate_log(path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
     The writer keeps its open file, so the content is copied and then truncated; lines written in between are
     lost.
     """
-    if path.exists() and path.stat().st_size > max_bytes:
-        shutil.copyfile(path, path.with_name(path.name + ".1"))
-        with path.open("r+b") as log:
-            log.truncate(0)
+    if not path.exists() or path.stat().st_size <= max_bytes:
+        return
+    older = path.with_name(path.name + ".1")
+    older.unlink(missing_ok=True)
+    with open(path, "r+b", opener=_open_private) as log, open(older, "xb", opener=_open_private) as copy:
+        shutil.copyfileobj(log, copy)
+        log.truncate(0)
 
 
 def tail_of(path: Path | None, lines: int = 20) -> str:

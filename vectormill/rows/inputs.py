@@ -118,7 +118,8 @@ class TextTree:
         num_files = 0
         for path in self.find_files():
             num_files += 1
-            yield self.read(path)
+            with path.open("rb") as file:
+                yield self.read(path, file)
         if num_files == 0:
             raise InvalidItem(f"{self.root} contains no files.")
 
@@ -130,10 +131,9 @@ class TextTree:
                 if not name.startswith("."):
                     yield Path(folder, name)
 
-    def read(self, path: Path, max_bytes: int = -1) -> ItemJson:
+    def read(self, path: Path, file: BinaryIO, max_bytes: int = -1) -> ItemJson:
         """Return the item of one file, of at most its first `max_bytes` bytes (-1: all). Raise InvalidItem."""
-        with path.open("rb") as file:
-            content = file.read(max_bytes)
+        content = file.read(max_bytes)
         try:
             text = strip_mark(content, str(path)).decode()
         except (UnicodeDecodeError, InvalidItem) as error:

@@ -16,6 +16,7 @@ from vectormill.domain.errors import InvalidSubmission, SourceFailed, SourceInte
 from vectormill.extras import compose_install
 from vectormill.files.formats import describe_inputs
 from vectormill.files.parquet import open_parquet
+from vectormill.files.roots import Roots
 from vectormill.jobs.item import Item
 from vectormill.rows.decoding import PARQUET, read_rows
 from vectormill.rows.inputs import TextTree, find_format
@@ -23,29 +24,6 @@ from vectormill.settings import Settings
 from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, Reader, SourceAssembler, SourcePlace
 from vectormill.sources.source import LOCAL, FileOptions, TreeOptions
 from vectormill.webhooks.targets import refuse_address
-
-
-def check_local(path: Path, root: Path | None) -> Path:
-    """Return the full path of a local file; a relative path starts at the root.
-
-    Raise SourceFailed if the file is not below the root once links are resolved, or if a path is relative and no
-    root is set.
-    """
-    if root is None:
-        if not path.is_absolute():
-            raise SourceFailed(
-                f"{path} is a relative path, whose meaning depends on the process; use an absolute path, or set "
-                "VECTORMILL_SOURCE_ROOT."
-            )
-        return path
-    start = root.expanduser().resolve()
-    whole = start / path
-    if not whole.resolve().is_relative_to(start):
-        raise SourceFailed(
-            f"{path} is not below {start}, the only allowed folder for sources (VECTORMILL_SOURCE_ROOT)."
-        )
-    return whole
-
 
 # Protocols of real stores that connect only to hosts that the operator configured, or whose connections are checked.
 # ftp, sftp, hdfs, webhdfs and smb connect to wherever a name leads by then, or a server redirects them. Archives and
@@ -76,6 +54,7 @@ class FileReader(Reader):
         super().__init__()
         self._options = options
         self._place = place
+        self._roots = place.roots
 
     def read(self) -> Iterator[Sequence[Item]]:
         for store, path in self._find_files():
@@ -84,7 +63,7 @@ class FileReader(Reader):
             choose = self._options.item_columns.find
             try:
                 stamp = read_stamp(store, path)
-                with open_bytes(store, path) as file:
+                with open_bytes(store, path, self._roots) as file:
                     bounds = (settings.max_line_bytes, settings.max_gzip_ratio)
                     for batch in read_rows(file, format, choose, path, *bounds):
                         items = assembler.assemble_batch(batch)
@@ -109,7 +88,7 @@ class FileReader(Reader):
             if self._choose_format(path) != PARQUET:
                 return None
             try:
-                with open_bytes(store, path) as file, open_parquet(file) as table:
+                with open_bytes(store, path, self._roots) as file, open_parquet(file) as table:
                     num_rows += table.num_rows
             except Exception:  # noqa: BLE001 - the number is optional, and reading reports the error
                 return None
@@ -132,7 +111,7 @@ class FileReader(Reader):
                 raise SourceFailed(f"No file matches {pattern} on the machine that reads the source.")
             for path in found:
                 if isinstance(store, LocalFileSystem):
-                    check_local(Path(path), self._place.settings.source_root)
+                    self._roots.find(Path(path))
                 if path not in known:
                     known.add(path)
                     yield store, path
@@ -155,9 +134,12 @@ def open_store(name: str, settings: Settings) -> tuple[Any, str]:
             "connections are not checked, need an entry in VECTORMILL_UNGUARDED_SOURCES of the API and the indexer."
         )
     if protocol in LOCAL:
-        return LocalFileSystem(), str(
-            check_local(Path(name.removeprefix(f"{protocol}://")), settings.source_root)
+        path, roots = (
+            Path(name.removeprefix(f"{protocol}://")),
+            Roots.of(settings, "source_root", SourceFailed),
         )
+        roots.find(path)
+        return LocalFileSystem(), str(roots.folders[0] / path)
     options = {"get_client": make_guarded_session} if protocol in ("http", "https") else {}
     try:
         return cast("tuple[Any, str]", fsspec.url_to_fs(name, **options))
@@ -195,15 +177,11 @@ def read_stamp(store: Any, path: str) -> dict[str, Any]:
     return {name: found[name] for name in STAMPS if name in found}
 
 
-def open_bytes(store: Any, path: str) -> BinaryIO:
+def open_bytes(store: Any, path: str, roots: Roots) -> BinaryIO:
     """Open a file for reading; a local one without fsspec, which leaves it open after a text reader is closed."""
     if not isinstance(store, LocalFileSystem):
         return cast("BinaryIO", store.open(path, "rb"))
-    if not Path(path).is_file():
-        raise SourceFailed(
-            f"{path} is not a regular file: a pipe would block for ever, and a device has no end."
-        )
-    return Path(path).open("rb")
+    return roots.open_file(Path(path))
 
 
 def describe_failure(name: str, error: Exception) -> str:
@@ -226,6 +204,7 @@ class TreeReader(Reader):
         super().__init__()
         self._options = options
         self._place = place
+        self._roots = place.roots
 
     def read(self) -> Iterator[Sequence[Item]]:
         """Yield the documents. Raise SourceFailed if no file matches: the folder may not be mounted."""
@@ -236,7 +215,8 @@ class TreeReader(Reader):
         num_bytes = num_files = 0
         for path in self._find_files(tree):
             try:
-                document = tree.read(check_local(path, self._place.settings.source_root), MOST_BYTES)
+                with self._roots.open_file(path) as file:
+                    document = tree.read(path, file, MOST_BYTES)
             except FileNotFoundError:  # the file was removed after the folder was listed
                 continue
             except OSError as error:
@@ -257,7 +237,7 @@ class TreeReader(Reader):
             )
 
     def _find_folder(self) -> Path:
-        folder = check_local(Path(self._options.folder), self._place.settings.source_root)
+        _, folder = self._roots.find(Path(self._options.folder))
         if not folder.is_dir():
             raise SourceFailed(f"There is no folder {folder} on the machine that reads the source.")
         return folder
@@ -271,7 +251,8 @@ class TreeReader(Reader):
         for path in tree.find_files(fail):
             name = os.fspath(path.relative_to(tree.root)).replace(os.sep, "/")
             # RowReading a pipe would block, and a device file has no end.
-            if is_included(name) and not is_excluded(name) and path.is_file():
+            is_chosen = is_included(name) and not is_excluded(name) and path.is_file()
+            if is_chosen and (not self._roots.is_private(path) or self._roots.is_private(tree.root)):
                 yield path
 
 

@@ -15,6 +15,7 @@ from vectormill.collections.generations import find_in_state
 from vectormill.db.outages import is_outage
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import SourceFailed, SourceInterrupted
+from vectormill.files.roots import Roots
 from vectormill.jobs.item import Item, Items
 from vectormill.models.registry import Registry
 from vectormill.rows.items import Assembler
@@ -45,6 +46,11 @@ class SourcePlace:
     collection: str
     spec: EncodingSpec | None = None
     run_id: UUID | None = None
+
+    @property
+    def roots(self) -> Roots:
+        """Return the folders beneath which local files may be read."""
+        return Roots.of(self.settings, "source_root", SourceFailed)
 
     def find_spec(self) -> EncodingSpec | None:
         """Return this context's spec, else the collection's; None if the collection does not exist."""

@@ -1,14 +1,14 @@
 """Environment settings of sources: the root folder of local files, and secrets that options name."""
 
-import errno
 import os
 from pathlib import Path
 from typing import Final
 
 from vectormill.domain.errors import SourceFailed
+from vectormill.files.roots import Roots
 
 # No URL is longer, and without a limit an endless device file would fill the memory.
-MOST_CHARS: Final = 1 << 16
+MOST_BYTES: Final = 1 << 16
 
 
 def read_secret(variable: str) -> str:
@@ -23,13 +23,11 @@ def read_secret(variable: str) -> str:
     return value
 
 
-def read_secret_file(path: str) -> str:
+def read_secret_file(path: str, roots: Roots) -> str:
     """Return the content of a secret file. Raise SourceFailed, without the content, if it is unusable."""
     try:
-        if not Path(path).is_file():
-            raise FileNotFoundError(errno.ENOENT, "no such file")
-        with Path(path).open(encoding="utf-8") as file:
-            value = file.read(MOST_CHARS).strip()
+        with roots.open_file(Path(path)) as file:
+            value = file.read(MOST_BYTES).decode().strip()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise SourceFailed(

@@ -4,7 +4,7 @@ Each kind of source is a class of options, listed in KINDS, whose `open` returns
 this module, so reader modules are imported only when a source is opened.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
@@ -87,9 +87,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def check(self) -> None:
         """Raise InvalidOption if options exclude each other or contain something that must not be stored."""
 
-    def names_local_files(self) -> bool:
-        """Return True if the options name files of the machine that reads the source."""
-        return False
+    def local_files(self) -> Iterable[str]:
+        """Return the files, patterns and folders of the machine that reads the source."""
+        return ()
 
     def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
         """Return a reader. `patience_seconds` is the timeout of each database statement; 0 means none."""
@@ -148,6 +148,9 @@ class SqlOptions(ColumnOptions, frozen=True, kw_only=True):
         if self.url_env and self.url_file:
             raise InvalidOption("Set url_env or url_file, not both: each says where the database's URL is.")
 
+    def local_files(self) -> Iterable[str]:
+        return (self.url_file,) if self.url_file else ()
+
     def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
         from vectormill.sources.sql import SqlReader
 
@@ -172,8 +175,11 @@ class FileOptions(ColumnOptions, frozen=True, kw_only=True):
                     "files instead, as its store expects (for S3: AWS_SECRET_ACCESS_KEY, a profile or a role)."
                 )
 
-    def names_local_files(self) -> bool:
-        return any("://" not in name or name.partition("://")[0] in LOCAL for name in self.files)
+    def local_files(self) -> Iterable[str]:
+        for name in self.files:
+            protocol, mark, path = name.rpartition("://")
+            if not mark or protocol in LOCAL:
+                yield path
 
     def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
         from vectormill.sources.files import FileReader
@@ -195,8 +201,8 @@ class TreeOptions(Options, frozen=True, kw_only=True):
     include: Names = ("*.md", "*.markdown", "*.txt", "*.rst")
     exclude: Names = ()
 
-    def names_local_files(self) -> bool:
-        return True
+    def local_files(self) -> Iterable[str]:
+        return (self.folder,)
 
     def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
         from vectormill.sources.files import TreeReader

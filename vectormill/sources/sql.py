@@ -335,7 +335,11 @@ class SqlReader(Reader):
             reading = open_own(self._place.engine, self._place.settings.reader_url)
             secrets.extend(find_secrets(reading.url))
             return reading
-        value = read_secret(options.url_env) if options.url_env else read_secret_file(options.url_file or "")
+        value = (
+            read_secret(options.url_env)
+            if options.url_env
+            else read_secret_file(options.url_file or "", self._place.roots)
+        )
         secrets.append(value)
         named = f"the variable {options.url_env}" if options.url_env else f"the file {options.url_file}"
         try:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine
 from vectormill.db.locks import limit_lock_wait
 from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_outage
 from vectormill.domain.errors import DatabaseUnavailable, LeaseLost
+from vectormill.files.roots import NOWHERE, Roots
 from vectormill.jobs.chunk import DONE, ChunkOutcome, Claim
 from vectormill.jobs.chunks import find_chunk, renew_leases
 from vectormill.jobs.completion import complete_chunk
@@ -46,11 +47,13 @@ class PostgresSink:
         stopping: threading.Event,
         lease_seconds: float = 30.0,
         ledger: ChunkLedger | None = None,
+        output_roots: Roots = NOWHERE,
     ) -> None:
         self._engine = engine
         self._stopping = stopping
         self._lease_seconds = lease_seconds
         self._ledger = ledger or ChunkLedger()
+        self._output_roots = output_roots
 
     def commit(
         self,
@@ -114,7 +117,9 @@ class PostgresSink:
         """
         if claim.output_url is None:
             return outcome, None
-        part, outcome = write_staged(self._engine, claim, Items.of(items), encoded, results, outcome)
+        part, outcome = write_staged(
+            self._engine, claim, Items.of(items), encoded, results, outcome, self._output_roots
+        )
 
         def record(connection: Connection) -> None:
             if part is not None:

@@ -24,6 +24,7 @@ from tests.api_server import api_client
 from tests.protocol import SPEC
 from tests.services import connected_engine
 from vectormill.domain.errors import InvalidItem, VectormillError
+from vectormill.files.roots import ANYWHERE
 from vectormill.jobs.chunk import TokenEstimate
 from vectormill.models.registry import Registry
 from vectormill.objects.cutting import ChunkLimits, choose_format, cut_object
@@ -161,7 +162,7 @@ def read_source(path: Path, url: str) -> str:
 
 
 def read_references(path: Path, url: str) -> str:
-    found = describe_object(f"file://{path}")
+    found = describe_object(f"file://{path}", ANYWHERE)
     tags = ("tags",) if path.name.startswith(("list", "nothing")) else ()
     columns = Columns("text", "key", metadata=tags)
     settings = Settings()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psycopg
@@ -14,7 +15,7 @@ from sqlalchemy import Engine
 
 from tests.api_server import api_client
 from tests.clusters import connect, new_directory
-from tests.database import execute
+from tests.database import ask, execute
 from tests.protocol import make_items, submit
 from tests.waiting import wait_for
 from vectormill.addresses import to_libpq
@@ -233,3 +234,63 @@ def test_a_cluster_of_the_release_before_keeps_what_its_sources_read(postgres_ho
         assert connection.execute("SELECT text FROM articles").fetchone() == ("one",)
     with connect(derive_url(admin, "vectormill_owner")) as connection:
         assert connection.execute("SELECT text FROM articles").fetchone() == ("one",)
+
+
+def list_ways(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield each request that names a file or a folder of the server's machine, as method, path and body."""
+    files: dict[str, Any] = {"kind": "files", "options": {"files": [str(path)], "format": "jsonl"}}
+    query = {"query": "SELECT 1 AS key, 'x' AS text", "url_file": str(path)}
+    wanted: dict[str, Any] = {"urls": [str(path)], "text": "text"}
+    for check in "true", "false":
+        source = f"/v1/collections/docs/source?check={check}"
+        yield "PUT", source, files
+        yield "PUT", source, {"kind": "files", "options": {"files": [f"file://{path.parent}/*.jsonl"]}}
+        yield "PUT", source, {"kind": "files", "options": {"files": [f"local://{path}"]}}
+        yield "PUT", source, {"kind": "tree", "options": {"folder": str(path.parent), "include": ["*"]}}
+        yield "PUT", source, {"kind": "sql", "options": query}
+    yield "POST", "/v1/jobs", {"input": wanted}
+    yield "POST", "/v1/jobs", {"input": wanted | {"urls": [f"file://{path.parent}/*.jsonl"]}}
+    yield "POST", "/v1/jobs", {"input": wanted, "dry_run": True}
+    yield "POST", "/v1/jobs", {"items": [{"key": "a", "text": "b"}], "to": str(path.parent / "out")}
+    yield "POST", "/v1/jobs", {"items": [{"key": "a", "text": "b"}], "to": f"file://{path.parent}/out"}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])
+def test_no_request_names_a_file_beyond_the_folders_that_are_set(
+    engine: Engine, tmp_path: Path, host: str
+) -> None:
+    submit(engine, make_items(1), collection="docs")
+    secret = make_secret()
+    ask(engine, create_key, "sources", secret, "sources")
+    allowed, beyond, data_dir = tmp_path / "allowed", tmp_path / "beyond", tmp_path / "allowed" / "data"
+    for folder in allowed, beyond, data_dir:
+        folder.mkdir(exist_ok=True)
+        (folder / "rows.jsonl").write_text('{"key": "a", "text": "a secret"}\n')
+    (allowed / "link").symlink_to(beyond)
+    unset = {"source_root": (), "output_root": ()}
+    named = {"source_root": (tmp_path / "other", allowed), "output_root": allowed, "data_dir": data_dir}
+    cases = (
+        (unset, allowed, "whose files requests may name only below a folder: set VECTORMILL_"),
+        (
+            named,
+            beyond,
+            f"restart with `VECTORMILL_(SOURCE|OUTPUT)_ROOT=[^`]*:{beyond}(/out)? vectormill up --data-dir",
+        ),
+        (named, allowed / "link", "is not below"),
+        (named, data_dir, "is not below"),
+        (named, allowed / ".." / "beyond", r"is not below|has a part '\.' or '\.\.'"),
+    )
+    for settings, folder, said in cases:
+        with api_client(engine, api_host=host, **settings) as client:
+            client.headers["Authorization"] = f"Bearer {secret}"
+            for method, path, body in list_ways(folder / "rows.jsonl"):
+                answer = client.request(method, path, json=body)
+                assert answer.status_code == 422, (body, answer.text)
+                assert re.search(said, answer.json()["detail"]), (body, answer.text)
+                assert "a secret" not in answer.text
+    with api_client(engine, api_host=host, **named) as client:
+        client.headers["Authorization"] = f"Bearer {secret}"
+        for method, path, body in list_ways(allowed / "rows.jsonl"):
+            answer = client.request(method, path, json=body)
+            assert "is not below" not in answer.text, (body, answer.text)
+    assert [path.name for path in beyond.iterdir()] == ["rows.jsonl"]

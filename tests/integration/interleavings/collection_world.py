@@ -41,6 +41,7 @@ from vectormill.domain.errors import (
     RunCancelled,
     VectormillError,
 )
+from vectormill.files.roots import ANYWHERE
 from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
 from vectormill.jobs.completion import cancel_chunk
@@ -267,7 +268,9 @@ class CollectionWorld:
         wanted = np.arange(len(items)) if claimed.only_items is None else np.array(claimed.only_items)
         results = Ragged.from_matrix(stack([items[position] for position in wanted.tolist()]))
         outcome = ChunkOutcome(fail_faulty(items, wanted.tolist()), len(wanted), len(wanted))
-        PostgresSink(self.engine, threading.Event()).commit(claimed, items, wanted, results, outcome)
+        PostgresSink(self.engine, threading.Event(), output_roots=ANYWHERE).commit(
+            claimed, items, wanted, results, outcome
+        )
 
     def split(self, claimed: Claim, items: Sequence[Item]) -> None:
         if claimed.num_items > 1:

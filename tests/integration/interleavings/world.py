@@ -29,6 +29,7 @@ from vectormill.domain.errors import (
     UploadRemoved,
     WrongJobState,
 )
+from vectormill.files.roots import ANYWHERE
 from vectormill.jobs.chunk import LEASED, ChunkOutcome, Claim
 from vectormill.jobs.chunks import claim_chunk, find_chunk, release_chunk, renew_leases, split_chunk
 from vectormill.jobs.completion import cancel_chunk, fail_chunk
@@ -248,7 +249,9 @@ class World:
         """As the worker's sink does it, with its repeats."""
         wanted, outcome = self.encode(claimed)
         results = Ragged.from_matrix(stack([items[position] for position in wanted.tolist()]))
-        PostgresSink(self.engine, threading.Event()).commit(claimed, items, wanted, results, outcome)
+        PostgresSink(self.engine, threading.Event(), output_roots=ANYWHERE).commit(
+            claimed, items, wanted, results, outcome
+        )
         return True
 
     def encode(self, claimed: Claim) -> tuple["np.ndarray[tuple[int], np.dtype[np.int64]]", ChunkOutcome]:

@@ -18,6 +18,7 @@ from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.protocol import SPEC, vector_of
 from vectormill import read_table
 from vectormill.client import Client
+from vectormill.files.roots import ANYWHERE
 from vectormill.jobs import submission
 from vectormill.jobs.jobs import find_job
 from vectormill.keys import keyring
@@ -36,7 +37,11 @@ def encode_all(engine: Engine, job_id: str) -> None:
         run_to_end(engine, encoder, job)
     claimed = ask(engine, claim_output, "test", 30)
     if claimed is not None:
-        close_output(HeldOutput(engine=engine, lease=claimed[0], is_stopping=lambda: False, place=claimed[1]))
+        close_output(
+            HeldOutput(
+                engine=engine, lease=claimed[0], is_stopping=lambda: False, place=claimed[1], roots=ANYWHERE
+            )
+        )
 
 
 def test_a_job_by_reference_is_submitted_shown_and_read(
@@ -177,7 +182,7 @@ def test_an_api_that_others_reach_reads_local_objects_only_below_a_folder_that_i
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]))
     secret = make_secret()
     ask(engine, create_key, "admin", secret, "admin")
-    for settings, status in ({}, 422), ({"source_root": tmp_path}, 202):
+    for settings, status in ({"source_root": ()}, 422), ({"source_root": tmp_path}, 202):
         with api_client(engine, api_host="0.0.0.0", **settings) as client:
             client.headers["Authorization"] = f"Bearer {secret}"
             answer = post(client, tmp_path, "rows.jsonl", collection="docs")

@@ -20,6 +20,7 @@ from tests.protocol import SPEC, claim, dispatch_all, make_items, submit, vector
 from tests.s3_double import Double
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import EmptyJob, NotFound, OutputTaken, WrongJobState
+from vectormill.files.roots import ANYWHERE
 from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.deletion import discard_job
 from vectormill.jobs.export import read_results
@@ -118,7 +119,13 @@ def write(engine: Engine, claimed: Claim, items: list[Item]) -> None:
     vectors = np.array([vector_of(item.text) for item in items])
     outcome = ChunkOutcome({}, 1, 1)
     write_staged(
-        engine, claimed, Items.of(items), np.arange(len(items)), Ragged.from_matrix(vectors), outcome
+        engine,
+        claimed,
+        Items.of(items),
+        np.arange(len(items)),
+        Ragged.from_matrix(vectors),
+        outcome,
+        ANYWHERE,
     )
 
 

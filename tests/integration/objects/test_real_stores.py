@@ -28,6 +28,7 @@ from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.protocol import dispatch_all, make_items, submit
 from tests.waiting import wait_for
 from vectormill.domain.errors import OutputTaken, StorageUnavailable
+from vectormill.files.roots import ANYWHERE
 from vectormill.jobs.item import INPUT_CHANGED, Item
 from vectormill.jobs.jobs import find_job
 from vectormill.objects import reference, store
@@ -135,29 +136,31 @@ def keep(engine: Engine) -> None:
 
 
 def names_of(url: str) -> list[str]:
-    return sorted(each.url.removeprefix(f"{url}/") for each in list_folder(url))
+    return sorted(each.url.removeprefix(f"{url}/") for each in list_folder(url, ANYWHERE))
 
 
 def write_inputs(box: str) -> list[Item]:
     """Write a file of lines and a Parquet file, whose name has characters of every kind, and return their items."""
     items = [Item(f"k{number}", f"text {number}".encode()) for number in range(12)]
     rows = [{"id": item.key, "body": item.text.decode()} for item in items]
-    write_object(f"{box}/in/a.jsonl", "\n".join(map(json.dumps, rows[:6])).encode())
+    write_object(f"{box}/in/a.jsonl", "\n".join(map(json.dumps, rows[:6])).encode(), ANYWHERE)
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows[6:]), sink, row_group_size=4)
-    write_object(f"{box}/in/b ü+100%.parquet", sink.getvalue())
+    write_object(f"{box}/in/b ü+100%.parquet", sink.getvalue(), ANYWHERE)
     return items
 
 
 def test_a_job_goes_from_a_store_into_a_store_and_leaves_nothing_over(engine: Engine, box: str) -> None:
     items = write_inputs(box)
     out = f"{box}/out"
-    listed = {each.url: each for each in list_folder(f"{box}/in")}
-    assert listed == {url: describe_object(url) for url in listed}, "entity tags are the same in a list"
+    listed = {each.url: each for each in list_folder(f"{box}/in", ANYWHERE)}
+    assert listed == {url: describe_object(url, ANYWHERE) for url in listed}, (
+        "entity tags are the same in a list"
+    )
     job = submit_rows(engine, f"{box}/in/*", out)
     with pytest.raises(OutputTaken):
         submit(engine, make_items(1), output_url=out)
-    write_object(f"{out}/_staged/of-a-lost-lease.rows", b"never counted")
+    write_object(f"{out}/_staged/of-a-lost-lease.rows", b"never counted", ANYWHERE)
     with encoding_chunks(engine) as encoder:
         ended, _ = run_to_end(engine, encoder, job)
     assert (ended.state, ended.num_done) == ("completed", 12)
@@ -170,7 +173,7 @@ def test_a_job_goes_from_a_store_into_a_store_and_leaves_nothing_over(engine: En
 def test_an_object_that_changed_is_noticed_by_its_entity_tag(engine: Engine, box: str) -> None:
     write_inputs(box)
     job = submit_rows(engine, f"{box}/in/*.jsonl", f"{box}/out", most=6)
-    write_object(f"{box}/in/a.jsonl", b'{"id": "k0", "body": "another"}\n' * 6)
+    write_object(f"{box}/in/a.jsonl", b'{"id": "k0", "body": "another"}\n' * 6, ANYWHERE)
     with encoding_chunks(engine) as encoder:
         (dispatch,) = dispatch_all(engine)
         # The chunk is split down to the items, each of which fails.
@@ -180,7 +183,7 @@ def test_an_object_that_changed_is_noticed_by_its_entity_tag(engine: Engine, box
 
 def test_a_store_that_is_not_there_is_told_by_name(box: str) -> None:
     with pytest.raises(StorageUnavailable, match=r"://none/out"):
-        list(list_folder(f"{box.partition('://')[0]}://none/out"))
+        list(list_folder(f"{box.partition('://')[0]}://none/out", ANYWHERE))
 
 
 def test_a_table_of_iceberg_in_a_bucket_gets_the_parts(

@@ -19,6 +19,7 @@ from tests.protocol import SPEC
 from tests.s3_double import Double
 from vectormill.domain.errors import InvalidItem, InvalidOption, ObjectChanged, SubmissionTooLarge
 from vectormill.files.formats import InputName
+from vectormill.files.roots import ANYWHERE, Roots
 from vectormill.jobs.chunk import (
     TokenEstimate,
     decode_payload,
@@ -73,7 +74,7 @@ ROWS: list[dict[str, object]] = [
 
 
 def cut_all(url: str, columns: Columns = COLUMNS, limits: ChunkLimits = LIMITS) -> Iterator[ItemReference]:
-    for found in find_objects(url):
+    for found in find_objects(url, ANYWHERE):
         for cut in cut_object(found, choose_format(found, None), columns, TokenEstimate(SPEC), limits):
             yield cut.reference
 
@@ -282,7 +283,7 @@ def test_a_pattern_finds_the_objects_in_order_that_glob_finds(
         patch.setattr(s3_double, "START_AFTER", "start-after" if begins_where_it_is_told else "none")
         for url in (f"file://{folder}", "s3://bucket/data"):
             asked: list[None] = []
-            found = find_objects(f"{url}/{pattern}", lambda: asked.append(None))  # noqa: B023
+            found = find_objects(f"{url}/{pattern}", ANYWHERE, lambda: asked.append(None))  # noqa: B023
             assert [each.url.removeprefix(f"{url}/") for each in found] == expected
             assert len(asked) >= bool(expected)
 
@@ -295,11 +296,11 @@ def test_a_pattern_reads_no_folder_in_which_no_match_can_lie(
         bucket.put(f"bucket/logs/{number}.parquet", b"")
     for name in ("a.parquet", "z.parquet"):
         bucket.put(f"bucket/{name}", b"")
-    found = [each.url for each in find_objects("s3://bucket/*.parquet")]
+    found = [each.url for each in find_objects("s3://bucket/*.parquet", ANYWHERE)]
     assert found == ["s3://bucket/a.parquet", "s3://bucket/z.parquet"]
     assert len(bucket.requests) < 5, "a page has three objects"
     with pytest.raises(InvalidOption, match="no pattern"):
-        list(find_objects("s3://bucket/a**b"))
+        list(find_objects("s3://bucket/a**b", ANYWHERE))
 
 
 def test_addresses_are_normalized_and_local_ones_stay_below_their_root(tmp_path: Path) -> None:
@@ -311,10 +312,11 @@ def test_addresses_are_normalized_and_local_ones_stay_below_their_root(tmp_path:
     root = tmp_path / "root"
     root.mkdir()
     (root / "link").symlink_to("/etc")
-    refuse_outside(f"file://{root}/x", root, "SETTING")
-    refuse_outside("s3://bucket/x", root, "SETTING", must_be_set=True)
+    roots = Roots((root,), "SETTING")
+    refuse_outside(f"file://{root}/x", roots)
+    refuse_outside("s3://bucket/x", roots)
     for outside in (f"file://{root}/link/passwd", "file:///etc/passwd"):
         with pytest.raises(InvalidOption, match="SETTING"):
-            refuse_outside(outside, root, "SETTING")
+            refuse_outside(outside, roots)
     with pytest.raises(InvalidOption, match="set SETTING"):
-        refuse_outside(f"file://{root}/x", None, "SETTING", must_be_set=True)
+        refuse_outside(f"file://{root}/x", Roots(setting="SETTING"))

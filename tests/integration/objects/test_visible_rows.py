@@ -7,7 +7,7 @@ operation of the store. There they may also stall beyond their lease, while othe
 import io
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 from unittest.mock import patch
 from uuid import uuid4
@@ -26,6 +26,7 @@ from tests.integration.objects.conftest import Place
 from tests.integration.work.test_contract import Killed
 from tests.protocol import claim, dispatch_all, make_items, results_of, submit
 from vectormill.domain.errors import LeaseLost, WrongJobState
+from vectormill.files.roots import ANYWHERE, Roots
 from vectormill.jobs.chunk import ChunkOutcome
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure, Items
 from vectormill.jobs.jobs import retry_job
@@ -54,6 +55,9 @@ GIVE_UP = text("""
     UPDATE vectormill.chunks SET state = 'pending', lease_owner = NULL, lease_until = NULL, available_at = now()
      WHERE state IN ('queued', 'leased')
 """)
+
+# The operations that write an object to a store, and a file to a folder.
+WRITING = ((obstore, "put"), (obstore, "delete"), (Roots, "write"), (Roots, "delete"))
 
 
 class World:
@@ -104,8 +108,8 @@ class World:
         def statement(*arguments: Any) -> None:
             self._pass(is_idle=False)
 
-        def watch(name: str) -> Callable[..., Any]:
-            operation = getattr(obstore, name)
+        def watch(place: Any, name: str) -> Any:
+            operation = getattr(place, name)
 
             def run(*arguments: Any, **options: Any) -> Any:
                 self._pass(is_idle=True)
@@ -117,12 +121,14 @@ class World:
                 self._pass(is_idle=True)
                 return result
 
-            return run
+            return patch.object(place, name, run)
 
         engine = self.keeper._engine
         event.listen(engine, "before_cursor_execute", statement)
         event.listen(engine, "commit", statement)
-        with patch.object(obstore, "put", watch("put")), patch.object(obstore, "delete", watch("delete")):
+        with ExitStack() as watches:
+            for place, name in WRITING:
+                watches.enter_context(watch(place, name))
             try:
                 yield
             finally:
@@ -167,7 +173,9 @@ class World:
         results = results_of(claimed.spec, [items[position] for position in encoded.tolist()])
         outcome = ChunkOutcome({} if is_whole else {int(encoded[0]): FAILURE}, 1, 1)
         try:
-            PostgresSink(self.engine, threading.Event()).commit(claimed, items, encoded, results, outcome)
+            PostgresSink(self.engine, threading.Event(), output_roots=ANYWHERE).commit(
+                claimed, items, encoded, results, outcome
+            )
         except LeaseLost:
             return
 
@@ -183,7 +191,9 @@ class World:
         items = ask(self.engine, load_payload, claimed.chunk_id)
         results = results_of(claimed.spec, list(items))
         positions = np.arange(len(items))
-        write_staged(self.engine, claimed, Items.of(list(items)), positions, results, ChunkOutcome({}, 1, 1))
+        write_staged(
+            self.engine, claimed, Items.of(list(items)), positions, results, ChunkOutcome({}, 1, 1), ANYWHERE
+        )
 
     def encode_all(self) -> None:
         for _ in range(NUM_CHUNKS):

@@ -24,7 +24,7 @@ from vectormill.sources.source import FILES, TREE, Source, Split
 ENGINE = create_engine("sqlite://")
 PLACE = SourcePlace(
     ENGINE,
-    Settings(),
+    Settings(source_root=(Path("/"),)),
     Registry({}),
     collection="docs",
     spec=replace(SPEC, model=DEFAULT_MODEL, max_tokens=256),

@@ -18,6 +18,7 @@ from api.cursors import decode_cursor, encode_cursor
 from api.door.admission import AdmissionControl
 from api.door.hosts import parse_allowed_hosts
 from api.door.keys import KeyGuard
+from api.door.machine import MachineUsers
 from api.door.observer import RequestObserver
 from api.limits.gates import Gates
 from api.metrics import ApiMetrics
@@ -234,7 +235,7 @@ def test_a_client_that_has_sent_its_body_is_waited_for_without_an_end() -> None:
             settings=IMPATIENT,
             gates=Gates.of(IMPATIENT),
             hosts=parse_allowed_hosts("127.0.0.1", ""),
-            keys=KeyGuard(no_keys, is_local=True, settings=IMPATIENT),
+            keys=KeyGuard(no_keys, MachineUsers(IMPATIENT, is_local=True), IMPATIENT),
             pages=lambda app: app,
             is_for_people=lambda scope: False,
         )

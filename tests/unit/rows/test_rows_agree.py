@@ -31,6 +31,7 @@ from vectormill.client.frames import read_items
 from vectormill.domain.errors import InvalidItem, SubmissionTooLarge, VectormillError
 from vectormill.files.formats import InputName
 from vectormill.files.ndjson import encode_line
+from vectormill.files.roots import ANYWHERE
 from vectormill.jobs.chunk import TokenEstimate
 from vectormill.jobs.item import Item, Items, find_side_failure
 from vectormill.objects import cutting
@@ -175,7 +176,7 @@ def assemble(batches: Iterator[RowBatch]) -> list[Item]:
 def read_by_reference(path: Path, limits: ChunkLimits, format: str) -> list[Item]:
     """Return the items of an object as workers read them: each chunk by itself, and that in two halves."""
     items: list[Item] = []
-    (found,) = find_objects(f"file://{path}")
+    (found,) = find_objects(f"file://{path}", ANYWHERE)
     for cut in cut_object(found, format, COLUMNS, TokenEstimate(SPEC), limits):
         whole = cut.reference
         middle = whole.num_rows // 2
@@ -489,7 +490,7 @@ def test_a_chunk_of_parquet_is_bounded_by_all_that_it_holds(tmp_path: Path) -> N
         }
     )
     (tmp_path / "in.parquet").write_bytes(write_parquet(rows))
-    (found,) = find_objects(f"file://{tmp_path}/in.parquet")
+    (found,) = find_objects(f"file://{tmp_path}/in.parquet", ANYWHERE)
     (cut,) = cut_object(found, "parquet", COLUMNS, TokenEstimate(SPEC), ChunkLimits(512, 1 << 20, 1 << 20))
     held: Items = cut.reference.read()
     num_bytes = sum(map(len, held.texts)) + sum(map(len, held.metadata)) + sum(map(len, held.keys))

@@ -21,6 +21,7 @@ from vectormill.client.requests import (
     explain,
     fill_path,
     find_last_key,
+    find_stack_key,
     find_timeout,
     given,
     quote_segment,
@@ -60,7 +61,9 @@ class Transport:
             self._http = flow.make_http(
                 transport,
                 timeout=self.short_timeout,
-                **describe_connection(self.base_url, api_key or read_api_key()),
+                **describe_connection(
+                    self.base_url, api_key or read_api_key() or find_stack_key(self.base_url)
+                ),
             )
         except httpx.InvalidURL as error:
             raise VectormillError(f"{self.base_url!r} is not a URL: {error}.") from error

@@ -126,7 +126,7 @@ def test_an_api_that_others_reach_reads_no_files_of_its_own_machine(engine: Engi
         {"kind": "files", "options": {"files": ["file:///proc/self/environ"], "format": "tsv"}},
         {"kind": "tree", "options": {"folder": "/etc"}},
     ]
-    with api_client(engine, api_host="0.0.0.0") as client:
+    with api_client(engine, api_host="0.0.0.0", source_root=()) as client:
         for body in local:
             answer = client.put(PATH, json=body, headers=headers)
             assert_problem(answer, 422, "invalid-option", "VECTORMILL_SOURCE_ROOT")

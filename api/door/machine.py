@@ -1,0 +1,135 @@
+"""Machine: the users of the machine that an API on the loopback runs on, who share its addresses.
+
+Linux tells which user has opened the other end of a connection; it is asked once for each connection. Elsewhere, and
+through a proxy, it is not known, and the key that `vectormill up` has made for itself takes its place.
+"""
+
+import hmac
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.types import Scope
+
+from api.problems import Problem
+from vectormill.keys.api_key import ADMIN, hash_secret
+from vectormill.keys.api_keys import CachedKey
+from vectormill.keys.own_key import OWN_KEY, TICKET_SECONDS, make_ticket, read_own_key
+from vectormill.settings import Settings
+
+# The entry of a request's ASGI scope that holds the user at the other end of its connection, or None.
+USER: Final = "vectormill.user"
+# Whoever sends one of these forwards what somebody else has sent.
+FORWARDED: Final = frozenset(
+    (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
+)
+
+# Linux, sock_diag(7): the request names one socket by its addresses, and the answer describes it.
+ASK: Final = struct.Struct("=IHHII BBBxI")
+PORTS: Final = struct.Struct("!HH")
+ANY_INTERFACE_AND_COOKIE: Final = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
+ASKED_BYTES: Final = ASK.size + PORTS.size + 32 + len(ANY_INTERFACE_AND_COOKIE)
+SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, TCP_CLOSE = 4, 20, 1, 7
+ANSWER: Final = struct.Struct("=IHHII BBBB 48x III I I")
+# One of a user of another namespace has this user. A socket that was closed may have the user 0, but has no inode.
+OVERFLOW_UID: Final = Path("/proc/sys/kernel/overflowuid")
+
+
+def find_user(own: Any, peer_address: Sequence[Any], own_address: Sequence[Any]) -> int | None:
+    """Return the user who has opened the other end of this connection; None if that is not known.
+
+    `own` is the socket of this end.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        family = own.family
+        addresses = [
+            socket.inet_pton(family, each[0]).ljust(16, b"\0") for each in (peer_address, own_address)
+        ]
+        request = ASK.pack(
+            ASKED_BYTES, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0, family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF
+        )
+        ports = PORTS.pack(peer_address[1], own_address[1])
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, SOCK_DIAG) as asking:
+            asking.setblocking(False)  # the kernel answers within the call
+            asking.send(request + ports + b"".join(addresses) + ANY_INTERFACE_AND_COOKIE)
+            answer = asking.recv(4096)
+        _, kind, *_, uid, inode = ANSWER.unpack_from(answer)
+        # While this end is open, no other socket can have taken the other one's place.
+        is_open = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != TCP_CLOSE
+        if kind != SOCK_DIAG_BY_FAMILY or not inode or not is_open or uid == int(OVERFLOW_UID.read_bytes()):
+            return None
+        return int(uid)
+    except (OSError, ValueError, struct.error):
+        return None
+
+
+class MachineUsers:
+    """The users who need no key of the database while none exists: whoever runs this API, and root.
+
+    `is_local` says that only this machine can connect; otherwise there are none.
+    """
+
+    def __init__(self, settings: Settings, *, is_local: bool, clock: Callable[[], float] = time.time) -> None:
+        self.is_local = is_local
+        self._is_open = settings.open_loopback
+        self._clock = clock
+        self._began = clock()
+        self.secret = read_own_key(settings.data_dir.expanduser()) if is_local else None
+        self._redeemed: set[str] = set()
+
+    @property
+    def keys(self) -> Sequence[CachedKey]:
+        """Return the key that `vectormill up` has made, if there is one."""
+        if self.secret is None:
+            return ()
+        return (
+            CachedKey(OWN_KEY, "up", hash_secret(self.secret), ADMIN, is_expired=False, is_use_due=False),
+        )
+
+    def admits(self, scope: Scope) -> bool:
+        """Return whether a request comes from the user who runs this API, or from root."""
+        if not self.is_local or self._is_open:
+            return self.is_local
+        return scope.get(USER) in (os.geteuid(), 0) and not is_forwarded(scope)
+
+    def describe_refusal(self, scope: Scope) -> Problem:
+        """Return the problem of a request that is not admitted."""
+        uid = None if is_forwarded(scope) else scope.get(USER)
+        whose = (
+            "and cannot tell whose request this is (a proxy forwarded it, or the system does not say)"
+            if uid is None
+            else f"and this request comes from another one (uid {uid})"
+        )
+        own = (
+            "can send the key in the file api.key of the data directory, " if self.secret is not None else ""
+        )
+        return Problem(
+            401,
+            "other-user",
+            f"This API has no keys yet and serves only the user who runs it, {whose}. That user {own}can create a key "
+            "for others with `vectormill keys create NAME`, or can let in every user of the machine with "
+            "`vectormill up --open`.",
+            headers={"WWW-Authenticate": 'Bearer realm="vectormill"'},
+        )
+
+    def redeem(self, ticket: str) -> bool:
+        """Return True, once, for a ticket that `vectormill up` has printed within the last minutes."""
+        written = ticket.partition(".")[0]
+        if self.secret is None or not written.isdecimal() or ticket in self._redeemed:
+            return False
+        is_fresh = self._began - 1 <= int(written) and self._clock() < int(written) + TICKET_SECONDS
+        is_own = hmac.compare_digest(ticket.encode(), make_ticket(self.secret, int(written)).encode())
+        if is_fresh and is_own:
+            self._redeemed.add(ticket)
+        return is_fresh and is_own
+
+
+def is_forwarded(scope: Scope) -> bool:
+    return any(name in FORWARDED for name, _ in scope["headers"])
