@@ -4,6 +4,7 @@ A file of some hundred bytes may unfold to gigabytes: pages are compressed, and 
 what a row group needs is computed from the headers of its pages, which no footer can belie, before it is decoded.
 """
 
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -39,8 +40,9 @@ DICTIONARY_PAGE: Final = 2
 PREFIXES: Final = 7
 CODECS: Final = {1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 # Types of Thrift's compact protocol.
+BOOLEANS: Final = (1, 2)  # a field of a struct has its value in its type
 BYTE, I16, I32, I64, DOUBLE, BYTES, LIST, STRUCT = 3, 4, 5, 6, 7, 8, 9, 12
-MALFORMED: Final = (IndexError, KeyError, ValueError, TypeError, AttributeError, RecursionError)
+MALFORMED: Final = (LookupError, ValueError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 class ParquetInput:
@@ -53,7 +55,8 @@ class ParquetInput:
         import pyarrow.parquet  # imported here because this takes a tenth of a second
 
         with _naming_malformed():
-            footer = read_footer(file)
+            self._groups = read_footer(file).get((4, LIST), [])
+            self.group_rows: list[int] = [group[3, I64] for group in self._groups]
         self._chunks = _Chunks(file)
         handle = pyarrow.PythonFile(self._chunks, mode="r")
         # Without a buffer it reads each column chunk as a whole.
@@ -62,9 +65,6 @@ class ParquetInput:
         self.num_rows: int = self._file.metadata.num_rows
         self.schema_arrow = self._file.schema_arrow
         self._leaves = [self._file.schema.column(place) for place in range(self._file.metadata.num_columns)]
-        with _naming_malformed():
-            self._groups = footer[4, LIST]
-            self.group_rows: list[int] = [group[3, I64] for group in self._groups]
 
     def close(self) -> None:
         self._file.close()
@@ -180,7 +180,7 @@ def read_footer(file: Any) -> dict[Any, Any]:
     if size > FOOTER_BYTES:
         raise ValueError(f"its footer has {size:,} bytes, and at most {FOOTER_BYTES:,} are read")
     file.seek(end - size)
-    return _read_struct(bytes(file.read(size)), 0)[0]
+    return _Thrift(file.read(size)).read_struct()
 
 
 def measure_chunk(content: bytes, leaf: Any, codec: int) -> tuple[int, int, int]:
@@ -189,22 +189,24 @@ def measure_chunk(content: bytes, leaf: Any, codec: int) -> tuple[int, int, int]
     Raise one of MALFORMED if a page has no valid header.
     """
     fixed = leaf.length if leaf.physical_type == "FIXED_LEN_BYTE_ARRAY" else NUMBER_BYTES
-    page_bytes = value_bytes = all_bytes = longest = position = 0
-    while position < len(content):
-        header, start = _read_struct(content, position)
-        num_bytes, position = header[2, I32], start + header[3, I32]
+    page_bytes = value_bytes = all_bytes = longest = 0
+    pages = _Thrift(content)
+    while pages.tell() < len(content):
+        header = pages.read_struct()
+        num_bytes, num_stored = header[2, I32], header[3, I32]
+        if min(num_bytes, num_stored) < 0:
+            raise ValueError("a page has a negative size")
         page_bytes = max(page_bytes, num_bytes)
+        start, end = pages.tell(), pages.seek(num_stored, 1)
         if header[1, I32] == DICTIONARY_PAGE:
             is_text = leaf.physical_type == "BYTE_ARRAY"
-            longest = find_longest(content[start:position], num_bytes, codec) if is_text else 0
+            longest = find_longest(content[start:end], num_bytes, codec) if is_text else 0
         else:  # of one of two versions
             page = header.get((5, STRUCT)) or header[8, STRUCT]
             num_values, encoding = page[1, I32], page[2 if (5, STRUCT) in header else 4, I32]
             repeated = num_bytes if encoding == PREFIXES else longest
             mean = max(fixed, repeated) + num_bytes // max(num_values, 1)
             value_bytes, all_bytes = max(value_bytes, mean), all_bytes + mean * max(num_values, 0)
-        if min(num_bytes, position - start) < 0:
-            raise ValueError("a page has a negative size")
     return page_bytes, value_bytes, all_bytes
 
 
@@ -225,56 +227,51 @@ def find_longest(stored: bytes, num_bytes: int, codec: int) -> int:
     return longest
 
 
-def _read_struct(content: bytes, position: int) -> tuple[dict[Any, Any], int]:
-    """Return the fields of a struct in Thrift's compact protocol by their ids and types, and where it ends."""
-    fields: dict[Any, Any] = {}
-    field = 0
-    while head := content[position]:
-        kind, step, position = head & 15, head >> 4, position + 1
-        if not step:
-            field, position = _read_number(content, position)
-        field += step
-        if kind > 2:  # 1 and 2 are true and false
-            fields[field, kind], position = _read_value(content, position, kind)
-    return fields, position + 1
+class _Thrift(io.BytesIO):
+    """Bytes in Thrift's compact protocol, whose values are read one after another."""
 
+    def read_struct(self) -> dict[Any, Any]:
+        """Return the fields of a struct by their ids and types."""
+        fields: dict[Any, Any] = {}
+        field = 0
+        while head := self.read(1)[0]:
+            step, kind = divmod(head, 16)
+            field = field + step if step else self._read_number()
+            if kind not in BOOLEANS:
+                fields[field, kind] = self._read_value(kind)
+        return fields
 
-def _read_value(content: bytes, position: int, kind: int) -> tuple[Any, int]:
-    if kind in (I16, I32, I64):
-        return _read_number(content, position)
-    if kind == STRUCT:
-        return _read_struct(content, position)
-    if kind in (1, 2, BYTE, DOUBLE):
-        return None, position + (8 if kind == DOUBLE else 1)
-    if kind == BYTES:
-        size, position = _read_varint(content, position)
-        return None, position + size
-    if kind != LIST:
-        raise ValueError("a field has a type that Parquet does not use")
-    size, item_kind, position = content[position] >> 4, content[position] & 15, position + 1
-    if size == 15:
-        size, position = _read_varint(content, position)
-    values = []
-    for _ in range(size):
-        value, position = _read_value(content, position, item_kind)
-        values.append(value)
-    return values, position
+    def _read_value(self, kind: int) -> Any:
+        """Return a value; None for those that are passed over. Each takes a byte at least, so that lists end."""
+        if kind in (I16, I32, I64):
+            return self._read_number()
+        if kind == STRUCT:
+            return self.read_struct()
+        if kind == LIST:
+            size, item_kind = divmod(self.read(1)[0], 16)
+            return [self._read_value(item_kind) for _ in range(self._read_varint() if size == 15 else size)]
+        if kind == BYTES:
+            self.seek(self._read_varint(), 1)
+        elif kind in (*BOOLEANS, BYTE):
+            self.read(1)[0]
+        elif kind == DOUBLE:
+            self.read(8)[7]
+        else:
+            raise ValueError("a field has a type that Parquet does not use")
+        return None
 
+    def _read_number(self) -> int:
+        value = self._read_varint()
+        return (value >> 1) ^ -(value & 1)
 
-def _read_number(content: bytes, position: int) -> tuple[int, int]:
-    value, position = _read_varint(content, position)
-    return (value >> 1) ^ -(value & 1), position
-
-
-def _read_varint(content: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while shift < 70:
-        byte = content[position]
-        value |= (byte & 127) << shift
-        position, shift = position + 1, shift + 7
-        if byte < 128:
-            return value, position
-    raise ValueError("a number has more than 64 bits")
+    def _read_varint(self) -> int:
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self.read(1)[0]
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+        raise ValueError("a number has more than 64 bits")
 
 
 def divide(rows: "pyarrow.RecordBatch") -> "Iterator[pyarrow.RecordBatch]":

@@ -269,6 +269,14 @@ def test_a_damaged_file_of_parquet_is_refused_and_ends_no_process() -> None:
     assert refused > 40
 
 
+@pytest.mark.parametrize("kind", [1, 2, 3, 7, 8, 9, 12])
+def test_a_list_of_a_footer_ends_with_the_footer(kind: int) -> None:
+    footer = bytes([0x19, 0xF0 | kind]) + b"\xff" * 8 + b"\x01"  # a field with a list of 2^57 - 1 values
+    content = b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+    with pytest.raises(InvalidItem, match="no valid header"):
+        list(read_parquet_rows(io.BytesIO(content), Columns("text"), "endless.parquet"))
+
+
 def test_names_of_fields_that_never_repeat_are_forgotten() -> None:
     seen: list[int] = []
 
