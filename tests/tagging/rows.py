@@ -9,9 +9,9 @@ from vectormill.domain.encoding import PASSAGES, TRUNCATE, EncodingOptions, Enco
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import RECORD, TASKS, Task
 from vectormill.models.model_card import ModelCard
+from vectormill.models.model_entry import SMALLEST_MAX_TOKENS
 from vectormill.models.specs import (
     MODEL_KINDS,
-    SMALLEST_MAX_TOKENS,
     ModelKind,
     TaskRow,
     choose_max_tokens,

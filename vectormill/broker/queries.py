@@ -240,15 +240,6 @@ def pulse_key(worker: str) -> str:
     return f"{PREFIX}worker:{worker}"
 
 
-def bell_key(worker: str) -> str:
-    """Return the key of the list that wakes a worker's own threads when the worker shuts down."""
-    return f"{PREFIX}worker:{worker}:bell"
-
-
-def answers_key(api: str) -> str:
-    return f"{PREFIX}answers:{api}"
-
-
 QUERY_KEY: Final = "queries"  # the name of the signing key in Postgres
 HEAR_SECONDS: Final = 5.0
 MAX_REPLY_BYTES: Final = 128 << 20
@@ -283,7 +274,7 @@ class QueryProducer:
 
     def __init__(self, redis_url: str, signer: Signer) -> None:
         self.signer = signer
-        self.address = answers_key(secrets.token_hex(8))
+        self.address = f"{PREFIX}answers:{secrets.token_hex(8)}"
         self._redis = AsyncRedis.from_url(
             redis_url,
             socket_timeout=2 * HEAR_SECONDS,
@@ -350,7 +341,7 @@ class QueryConsumer:
     def __init__(self, redis_url: str, space: str, worker: str, signer: Signer) -> None:
         self._signer = signer
         self._queue, self._listeners, self._pulse = queue_key(space), listeners_key(space), pulse_key(worker)
-        self._bell = bell_key(worker)
+        self._bell = f"{self._pulse}:bell"  # a list that wakes the worker's own threads when it shuts down
         # A blindly repeated command may run twice, so retries are left to the caller.
         self._redis = Redis.from_url(
             redis_url, socket_timeout=2 * TAKE_SECONDS, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0)

@@ -5,7 +5,6 @@ import secrets
 from collections.abc import Iterable
 
 from celery import Celery
-from kombu import Producer
 from kombu.exceptions import KombuError, OperationalError
 from kombu.transport.redis import Channel
 from redis import Redis
@@ -89,24 +88,20 @@ def publish(app: Celery, dispatches: Iterable[Dispatch]) -> None:
     try:
         with app.producer_or_acquire() as producer, producer.batch():
             for dispatch in dispatches:
-                _send(app, dispatch, producer)
+                app.send_task(
+                    ENCODE_CHUNK,
+                    kwargs=dispatch.message(),
+                    task_id=task_id_of(dispatch),
+                    queue=queue_of(dispatch.model),
+                    priority=step_of(dispatch.priority),
+                    kwargsrepr=f"job={dispatch.job_id} chunk={dispatch.seq} items={dispatch.num_items}",
+                    producer=producer,
+                )
     except AttributeError as error:
         # After an error of Redis kombu 5.7 may retry on a channel that it has closed and that has no
         # connection any more: "'NoneType' object has no attribute 'client'". This exception has removed the
         # channel from the pool.
         raise OperationalError(f"The channel to Redis was closed: {error}") from error
-
-
-def _send(app: Celery, dispatch: Dispatch, producer: Producer) -> None:
-    app.send_task(
-        ENCODE_CHUNK,
-        kwargs=dispatch.message(),
-        task_id=task_id_of(dispatch),
-        queue=queue_of(dispatch.model),
-        priority=step_of(dispatch.priority),
-        kwargsrepr=f"job={dispatch.job_id} chunk={dispatch.seq} items={dispatch.num_items}",
-        producer=producer,
-    )
 
 
 SENTINEL_KEY = "vectormill:sentinel"

@@ -3,17 +3,10 @@
 from pathlib import Path
 from typing import Final
 
-
-def find_scripts(package: Path) -> Path:
-    """Return the folder of migrations.
-
-    In a checkout it is next to the packages; in a wheel it is inside this package, where setup.py copies it.
-    """
-    installed = package / "migrations"
-    return installed if installed.is_dir() else package.parent / "alembic"
-
-
-SCRIPTS: Final = find_scripts(Path(__file__).resolve().parents[1])
+PACKAGE: Final = Path(__file__).resolve().parents[1]
+INSTALLED: Final = PACKAGE / "migrations"
+# In a checkout the migrations are next to the packages; in a wheel setup.py has copied them into this one.
+SCRIPTS: Final = INSTALLED if INSTALLED.is_dir() else PACKAGE.parent / "alembic"
 
 
 def find_newest_revision() -> str:

@@ -2,14 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow
 
 from vectormill.files.outputs import keys_path, open_replacement
 from vectormill.files.parquet import open_parquet
+
+if TYPE_CHECKING:
+    import pyarrow
 
 
 def write_matrix(vectors: Path, matrix: Path) -> int:
@@ -27,7 +29,7 @@ def write_matrix(vectors: Path, matrix: Path) -> int:
         num_rows = file.num_rows
         is_first = True
         for batch in file.iter_batches(["key", "embedding"]):
-            rows = flatten_vectors(batch.column("embedding"), batch.num_rows)
+            rows = take_vectors(batch)
             if is_first:
                 write_header(values, num_rows, rows.shape[1], rows.dtype)
                 is_first = False
@@ -38,10 +40,11 @@ def write_matrix(vectors: Path, matrix: Path) -> int:
     return int(num_rows)
 
 
-def flatten_vectors(column: pyarrow.Array, num_rows: int) -> npt.NDArray[Any]:
-    """Return an Arrow column of equally long lists as a NumPy array [num_rows, width]."""
-    values: npt.NDArray[Any] = column.flatten().to_numpy(zero_copy_only=False)
-    return values.reshape(num_rows, -1)
+def take_vectors(rows: "pyarrow.RecordBatch") -> npt.NDArray[Any]:
+    """Return the vectors of rows as a matrix [rows, width] of their own type."""
+    column = rows.column("embedding")
+    matrix: npt.NDArray[Any] = column.flatten().to_numpy(zero_copy_only=False)
+    return matrix.reshape(rows.num_rows, column.type.list_size)
 
 
 def write_header(file: BinaryIO, num_rows: int, width: int, number: "np.dtype[Any]") -> None:

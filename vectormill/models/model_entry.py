@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-# Two special tokens and one of the text.
-FEWEST_TOKENS: Final = 3
+# Two special tokens and one of the text: with fewer, every text has the same vector.
+SMALLEST_MAX_TOKENS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class ModelEntry:
     adapter: str | None = None
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < FEWEST_TOKENS:
-            raise ValueError(f"max_tokens must be at least {FEWEST_TOKENS}, got {self.max_tokens}")
+        if self.max_tokens is not None and self.max_tokens < SMALLEST_MAX_TOKENS:
+            raise ValueError(f"max_tokens must be at least {SMALLEST_MAX_TOKENS}, got {self.max_tokens}")
 
     @property
     def options(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from vectormill.models.random_extractor import Shapes, copy_tokenizer, list_layers, write_weights
+from vectormill.models.random_extractor import Shapes, copy_tokenizer, list_blocks, list_layers, write_weights
 from vectormill.models.weights import COLBERT_LINEAR, SPARSE_LINEAR
 
 
@@ -68,20 +68,12 @@ def write_random_embedder(shape: EmbedderShape, tokenizer: Path, target: Path) -
 
 def list_shapes(shape: EmbedderShape, num_ids: int) -> Shapes:
     """Return the shapes of all tensors of a bare XLM-RoBERTa."""
-    size, wide = shape.hidden_size, shape.intermediate_size
+    size = shape.hidden_size
     shapes: Shapes = {
         "embeddings.word_embeddings.weight": (num_ids, size),
         "embeddings.position_embeddings.weight": (shape.max_tokens + 1, size),
         "embeddings.token_type_embeddings.weight": (1, size),
     }
-    linear: Shapes = {}
-    norms = ["embeddings.LayerNorm"]
-    for number in range(shape.num_layers):
-        layer = f"encoder.layer.{number}"
-        linear |= {f"{layer}.attention.self.{name}": (size, size) for name in ("query", "key", "value")}
-        linear[f"{layer}.attention.output.dense"] = (size, size)
-        linear[f"{layer}.intermediate.dense"] = (wide, size)
-        linear[f"{layer}.output.dense"] = (size, wide)
-        norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
-    shapes |= list_layers(linear, norms, size)
-    return shapes
+    layers = (shape.num_layers, size, shape.intermediate_size)
+    linear, norms = list_blocks("encoder.layer", layers, ("query", "key", "value"))
+    return shapes | list_layers(linear, ["embeddings.LayerNorm", *norms], size)

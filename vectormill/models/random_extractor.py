@@ -102,20 +102,34 @@ def list_layers(linear: Shapes, norms: Sequence[str], size: int) -> Shapes:
     return shapes
 
 
+def list_blocks(
+    prefix: str, sizes: tuple[int, int, int], projections: Sequence[str]
+) -> tuple[Shapes, list[str]]:
+    """Return the linear layers, and the names of the layer norms, of blocks in the layout of BERT.
+
+    `sizes` are their number, the hidden size and the intermediate size.
+    """
+    num_blocks, size, wide = sizes
+    linear: Shapes = {}
+    norms = []
+    for block in (f"{prefix}.{number}" for number in range(num_blocks)):
+        linear |= {f"{block}.attention.self.{name}": (size, size) for name in projections}
+        linear[f"{block}.attention.output.dense"] = (size, size)
+        linear[f"{block}.intermediate.dense"] = (wide, size)
+        linear[f"{block}.output.dense"] = (size, wide)
+        norms += [f"{block}.attention.output.LayerNorm", f"{block}.output.LayerNorm"]
+    return linear, norms
+
+
 def list_shapes(shape: ExtractorShape, num_rows: int) -> Shapes:
     """Return the shapes of all tensors of the published layout; `num_rows` is the vocabulary size."""
-    size, wide = shape.hidden_size, shape.intermediate_size
+    size = shape.hidden_size
     shapes: Shapes = {"plm.embeddings.word_embeddings.weight": (num_rows, size)}
-    linear: Shapes = {"ffnq": (size, size), "ffnk": (size, size)}
+    heads: Shapes = {"ffnq": (size, size), "ffnk": (size, size)}
     norms = ["plm.embeddings.LayerNorm", "plm.encoder.LayerNorm", "plm.encoder.conv.LayerNorm"]
-    for number in range(shape.num_layers):
-        layer = f"plm.encoder.layer.{number}"
-        linear |= {f"{layer}.attention.self.{name}_proj": (size, size) for name in ("query", "key", "value")}
-        linear[f"{layer}.attention.output.dense"] = (size, size)
-        linear[f"{layer}.intermediate.dense"] = (wide, size)
-        linear[f"{layer}.output.dense"] = (size, wide)
-        norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
-    shapes |= list_layers(linear, norms, size)
+    layers = (shape.num_layers, size, shape.intermediate_size)
+    linear, inner = list_blocks("plm.encoder.layer", layers, ("query_proj", "key_proj", "value_proj"))
+    shapes |= list_layers(heads | linear, norms + inner, size)
     shapes["plm.encoder.rel_embeddings.weight"] = (2 * NUM_BUCKETS, size)
     shapes |= {"plm.encoder.conv.conv.weight": (size, size, KERNEL), "plm.encoder.conv.conv.bias": (size,)}
     shapes["rotary_emb.freqs"] = (size // 2,)

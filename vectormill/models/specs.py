@@ -24,10 +24,9 @@ from vectormill.domain.errors import InvalidOption
 from vectormill.domain.schema import parse_schema
 from vectormill.domain.task import DENSE, EMBED, EXTRACT, JUDGE, MULTI_VECTOR, OUTPUTS, SPARSE
 from vectormill.models.model_card import GLINER, ModelCard
+from vectormill.models.model_entry import SMALLEST_MAX_TOKENS
 from vectormill.models.suggestions import suggest_model
 
-# Two special tokens and one token of the text: with fewer, every text has the same vector.
-SMALLEST_MAX_TOKENS: Final = 3
 # The minimum for two texts together: RoBERTa has four special tokens. With fewer, every pair of long texts
 # has the same score.
 SMALLEST_PAIR_TOKENS: Final = 6

@@ -136,8 +136,6 @@ def claim_output(
     connection: Connection, owner: str, lease_seconds: float
 ) -> tuple[Lease, OutputPlace] | None:
     """Claim an output whose manifest is due, or whose sweep is, and return its place; None if there is none."""
-    claimed = claim(connection, OUTPUT, CLAIM_OUTPUT, owner=owner, lease_seconds=lease_seconds)
-    if not claimed:
-        return None
-    ((lease, row),) = claimed
-    return lease, OutputPlace(row.url, row.table_url)
+    for lease, row in claim(connection, OUTPUT, CLAIM_OUTPUT, owner=owner, lease_seconds=lease_seconds):
+        return lease, OutputPlace(row.url, row.table_url)
+    return None

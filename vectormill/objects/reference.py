@@ -163,16 +163,14 @@ class RowGroups:
                     self._kept.move_to_end(name)
             if table is None:
                 with open_parquet(reference) as file, naming(reference.url, ObjectChanged):
-                    most_bytes = 0 if self._is_too_large(file, reference) else self._most_bytes
+                    sizes = file.measure_columns(reference.row_group)
+                    num_bytes = sum(size for path, size in sizes if path in reference.columns.names)
+                    most_bytes = 0 if num_bytes > self._most_bytes else self._most_bytes
                     table, is_whole = read_group(file, reference, most_bytes)
                 if not is_whole:
                     return table
                 self._keep(name, table)
         return table.slice(reference.skip, reference.num_rows)
-
-    def _is_too_large(self, file: parquet.ParquetInput, reference: ItemReference) -> bool:
-        sizes = file.measure_columns(reference.row_group)
-        return sum(size for path, size in sizes if path in reference.columns.names) > self._most_bytes
 
     def _keep(self, name: tuple[Any, ...], table: "pyarrow.Table") -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute
@@ -25,11 +26,8 @@ def list_values(column: Any) -> list[Any]:  # noqa: C901 - a kind of column each
     kind = column.type
     if isinstance(column, pa.ExtensionArray):
         values = list_values(column.storage)
-        return (
-            [value and _read_uuid(value) for value in values]
-            if kind.extension_name == "arrow.uuid"
-            else values
-        )
+        is_uuid = kind.extension_name == "arrow.uuid"
+        return [value and str(UUID(bytes=value)) for value in values] if is_uuid else values
     if pa.types.is_dictionary(kind):
         return list_values(column.dictionary_decode())
     if pa.types.is_run_end_encoded(kind):
@@ -59,7 +57,8 @@ def list_values(column: Any) -> list[Any]:  # noqa: C901 - a kind of column each
             for row in (scalar.values for scalar in column)
         ]
     if pa.types.is_nested(kind) and hasattr(kind, "value_type"):
-        if not _needs_spelling(kind.value_type):
+        value = kind.value_type
+        if pa.types.is_integer(value) or pa.types.is_floating(value) or pa.types.is_boolean(value):
             return list(column.to_pylist())
         return [None if row is None else list_values(row) for row in (scalar.values for scalar in column)]
     try:
@@ -69,15 +68,6 @@ def list_values(column: Any) -> list[Any]:  # noqa: C901 - a kind of column each
             None if value is None else value.decode("utf-8", "surrogateescape")
             for value in column.cast(pa.large_binary()).to_pylist()
         ]
-
-
-def _needs_spelling(kind: pa.DataType) -> bool:
-    return not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
-
-
-def _read_uuid(value: bytes) -> str:
-    digits = value.hex()
-    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 def _to_ints(column: pa.Array) -> list[int | None]:

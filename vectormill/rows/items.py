@@ -1,7 +1,7 @@
 """Items of rows: the columns of a batch become keys, texts and metadata, one rule for each fault of a row."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from vectormill.domain.credentials import hide_credentials
@@ -42,12 +42,7 @@ class Complaints:
             self.examples.append(sentence)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "num_left_out": self.num_left_out,
-            "num_without_metadata": self.num_without_metadata,
-            "num_without_text": self.num_without_text,
-            "examples": list(self.examples),
-        }
+        return asdict(self)
 
     def __bool__(self) -> bool:
         return bool(self.num_left_out or self.num_without_metadata or self.num_without_text)

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from vectormill.domain.errors import SpecMismatch, StorageUnavailable
+from vectormill.domain.errors import StorageUnavailable
+from vectormill.objects.loading.load import refuse_other_columns
 
 if TYPE_CHECKING:
     import pyarrow
@@ -42,13 +43,8 @@ def open_lancedb(uri: str, name: str, schema: "pyarrow.Schema") -> Iterator[Lanc
             table = database.open_table(name)
         except ValueError:  # it does not exist
             table = database.create_table(name, schema=schema)
-    there = {field.name: field.type for field in table.schema}
-    for field in schema:
-        if there.get(field.name) != field.type:
-            raise SpecMismatch(
-                f"The table {name} of {uri} has {there.get(field.name) or 'nothing'} in the column {field.name}, and "
-                f"this output has {field.type}. Load into another one."
-            )
+    there, wanted = ({field.name: field.type for field in each} for each in (table.schema, schema))
+    refuse_other_columns(f"{name} of {uri}", there, wanted)
     yield LanceTarget(table, uri)
 
 

@@ -5,14 +5,13 @@ interrupted is simply repeated.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Final, Protocol
 
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import SpecMismatch
 from vectormill.objects.manifest import read_manifest
 from vectormill.objects.reading import BATCH_ROWS, read_parts, read_schema
 
@@ -98,8 +97,11 @@ def keep_last(rows: "pyarrow.RecordBatch") -> "pyarrow.RecordBatch":
     return rows if len(last) == rows.num_rows else rows.take(sorted(last.values()))
 
 
-def take_vectors(rows: "pyarrow.RecordBatch") -> npt.NDArray[Any]:
-    """Return the vectors of rows as a matrix [rows, width] of their own type."""
-    column = rows.column("embedding")
-    matrix: npt.NDArray[Any] = column.flatten().to_numpy(zero_copy_only=False)
-    return matrix.reshape(rows.num_rows, column.type.list_size)
+def refuse_other_columns(table: str, there: Mapping[str, object], wanted: Mapping[str, object]) -> None:
+    """Raise SpecMismatch unless a table has all wanted columns, each of its type."""
+    for name, kind in wanted.items():
+        if there.get(name) != kind:
+            raise SpecMismatch(
+                f"The table {table} has {there.get(name) or 'nothing'} in the column {name}, and this output has "
+                f"{kind}. Load into another one."
+            )

@@ -17,11 +17,12 @@ from vectormill.addresses import to_libpq
 from vectormill.db.copying import Field, encode_rows
 from vectormill.db.parameters import JSONB_VERSION
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import ConfigurationError, DatabaseUnavailable, InvalidOption, SpecMismatch
+from vectormill.domain.errors import ConfigurationError, DatabaseUnavailable, InvalidOption
 from vectormill.domain.task import RECORD, SCORE, VECTOR
-from vectormill.objects.loading.load import take_vectors
+from vectormill.files.matrices import take_vectors
+from vectormill.objects.loading.load import refuse_other_columns
 from vectormill.vectors.scores import names_labels
-from vectormill.vectors.vector_types import VectorType, choose_vector_type, send_rows
+from vectormill.vectors.vector_types import choose_vector_type, send_rows
 
 if TYPE_CHECKING:
     import pyarrow
@@ -95,7 +96,8 @@ def open_postgres(database_url: str, table: str, spec: EncodingSpec) -> Iterator
             if spec.result == VECTOR:
                 _install_pgvector(connection)
             connection.execute(CREATE.format(table=name, columns=written))
-            _refuse_other(connection, table, name, columns)
+            there = connection.execute(FIND_COLUMNS, {"table": name.as_string(connection)}).fetchall()
+            refuse_other_columns(table, dict(there), {column.name: column.kind for column in columns})
             connection.execute(STAGE.format(columns=written))
         yield PostgresTarget(
             connection,
@@ -108,17 +110,21 @@ def open_postgres(database_url: str, table: str, spec: EncodingSpec) -> Iterator
 def choose_columns(spec: EncodingSpec) -> list[TargetColumn]:
     """Return the columns of a table for the results of a spec."""
     kind = choose_vector_type(spec, in_collection=False)
+    labels = [
+        TargetColumn("label", "text", partial(_encode_text, name="label")),
+        TargetColumn("probabilities", "jsonb", _encode_probabilities),
+    ]
     of_result = {
         VECTOR: [
             TargetColumn(
                 "embedding",
                 f"{kind.column}({spec.dimensions})",
-                partial(_encode_vectors, kind=kind, dimensions=spec.dimensions),
+                lambda rows: send_rows(take_vectors(rows), kind, spec.dimensions),
             )
         ],
         SCORE: [
             TargetColumn("score", "real", _encode_scores),
-            *(_label_columns() if names_labels(spec.labels) else []),
+            *(labels if names_labels(spec.labels) else []),
         ],
         RECORD: [TargetColumn("output", "jsonb", partial(_encode_jsonb, name="output"))],
     }
@@ -126,13 +132,6 @@ def choose_columns(spec: EncodingSpec) -> list[TargetColumn]:
         TargetColumn("key", "text", partial(_encode_text, name="key")),
         *of_result[spec.result],
         TargetColumn("metadata", "jsonb", partial(_encode_jsonb, name="metadata")),
-    ]
-
-
-def _label_columns() -> list[TargetColumn]:
-    return [
-        TargetColumn("label", "text", partial(_encode_text, name="label")),
-        TargetColumn("probabilities", "jsonb", _encode_probabilities),
     ]
 
 
@@ -154,10 +153,6 @@ def _encode_scores(rows: "pyarrow.RecordBatch") -> list[bytes]:
     return list(scores.view("V4").tolist())
 
 
-def _encode_vectors(rows: "pyarrow.RecordBatch", kind: VectorType, dimensions: int) -> list[bytes]:
-    return send_rows(take_vectors(rows), kind, dimensions)
-
-
 def _install_pgvector(connection: "psycopg.Connection[tuple[Any, ...]]") -> None:
     try:
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
@@ -167,22 +162,6 @@ def _install_pgvector(connection: "psycopg.Connection[tuple[Any, ...]]") -> None
             raise ConfigurationError(
                 f"The database has no pgvector, and it cannot be installed: {_describe(error)}"
             ) from error
-
-
-def _refuse_other(
-    connection: "psycopg.Connection[tuple[Any, ...]]",
-    table: str,
-    name: sql.Identifier,
-    columns: Sequence[TargetColumn],
-) -> None:
-    """Raise SpecMismatch unless the table has all columns, each of its type."""
-    found = dict(connection.execute(FIND_COLUMNS, {"table": name.as_string(connection)}).fetchall())
-    for column in columns:
-        if found.get(column.name) != column.kind:
-            raise SpecMismatch(
-                f"The table {table} has {found.get(column.name) or 'nothing'} in the column {column.name}, and this "
-                f"output has {column.kind}. Load into another one."
-            )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import numpy as np
 from vectormill.domain.encoding import BINARY, FLOAT16, INT8, EncodingSpec
 from vectormill.domain.errors import InvalidOption, SpecMismatch, StorageUnavailable
 from vectormill.domain.task import VECTOR
-from vectormill.objects.loading.load import take_vectors
+from vectormill.files.matrices import take_vectors
 
 if TYPE_CHECKING:
     import pyarrow
