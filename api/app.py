@@ -2,7 +2,8 @@
 
 import functools
 import logging
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
@@ -99,13 +100,6 @@ PROBLEM_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 logger = logging.getLogger(__name__)
 
 
-class StopRequest:
-    """A flag that is set when the server has to stop; endless streams check it and end."""
-
-    def __init__(self) -> None:
-        self.is_made = False
-
-
 def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
     """Create the application. Raise ConfigurationError.
 
@@ -119,8 +113,8 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
             pool_size=POOL_SIZE,
             max_overflow=POOL_OVERFLOW,
         )
-    stop_request = StopRequest()
-    resources = make_resources(settings, engine, stop_request)
+    stop_request = threading.Event()  # set when the server has to stop; endless streams check it and end
+    resources = make_resources(settings, engine, stop_request.is_set)
     resources.registry.warm()  # while the routes are made
 
     @asynccontextmanager
@@ -218,10 +212,7 @@ def open_search_engine(engine: Engine) -> Engine:
     )
 
 
-def make_resources(settings: Settings, engine: Engine, stop_request: StopRequest) -> Resources:
-    def is_stopping() -> bool:
-        return stop_request.is_made
-
+def make_resources(settings: Settings, engine: Engine, is_stopping: Callable[[], bool]) -> Resources:
     metrics = ApiMetrics(engine)
     registry = open_registry(settings)
     return Resources(
@@ -298,12 +289,12 @@ def describe_scopes(schema: dict[str, Any]) -> None:
 class ApiServer(uvicorn.Server):
     """A server that ends endless streams as soon as it has to stop, instead of at the graceful time-out."""
 
-    def __init__(self, config: uvicorn.Config, stop_request: StopRequest) -> None:
+    def __init__(self, config: uvicorn.Config, stop_request: threading.Event) -> None:
         super().__init__(config)
         self._stop_request = stop_request
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._stop_request.is_made = True
+        self._stop_request.set()
         super().handle_exit(sig, frame)
 
 

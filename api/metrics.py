@@ -23,7 +23,7 @@ from vectormill.db.locks import limit_time
 from vectormill.jobs.backlog import count_backlog, count_open_jobs, list_waiting
 from vectormill.schedules.schedule import Schedule
 from vectormill.schedules.schedules import list_schedules
-from vectormill.webhooks.webhooks import DeliveryCounts, count_deliveries
+from vectormill.webhooks.webhooks import count_deliveries
 from vectormill.workers.proofs import count_failed_periods
 from vectormill.workers.workers import (
     INDEXER,
@@ -242,10 +242,6 @@ def find_next_due(schedule: Schedule) -> float | None:
     return schedule.next_due_at.timestamp()
 
 
-def count_outcomes(webhook: DeliveryCounts) -> Mapping[str, float]:
-    return {"delivered": webhook.num_delivered, "refused": webhook.num_refused, "failed": webhook.num_failed}
-
-
 # fmt: off
 OF_MODEL_AND_STATE: Final = {"model": attrgetter("model"), "state": attrgetter("state")}
 JOBS: Final = MetricTable(OF_MODEL_AND_STATE, (
@@ -355,7 +351,8 @@ COLLECTIONS: Final = MetricTable({"collection": attrgetter("name")}, (
 WEBHOOKS: Final = MetricTable({"webhook": attrgetter("webhook_id")}, (
     MetricRow(COUNTER, "vectormill_webhook_deliveries_total",
         "Deliveries by outcome: `delivered`; `refused`, an attempt that failed; `failed`, given up.",
-        count_outcomes, ("outcome",)),
+        lambda webhook: {name: getattr(webhook, f"num_{name}") for name in ("delivered", "refused", "failed")},
+        ("outcome",)),
     MetricRow(GAUGE, "vectormill_webhook_oldest_pending_seconds",
         "How long the oldest event that was neither delivered nor given up has been waiting.",
         attrgetter("oldest_seconds")),

@@ -4,10 +4,10 @@ Independent of routes and bodies.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
-from typing import Annotated, Any, Final, NotRequired, Self, TypedDict, cast
+from typing import Annotated, Any, Final, NotRequired, Self, TypedDict, TypeVar, cast
 
 import psycopg
 from fastapi import FastAPI, Request
@@ -37,6 +37,8 @@ from vectormill.domain.errors import (
     VectormillError,
 )
 from vectormill.settings import PREFIX, Settings
+
+E = TypeVar("E", bound=Exception)
 
 TYPE_PREFIX: Final = "https://vectormill.dev/problems/"
 MEDIA_TYPE: Final = "application/problem+json"
@@ -263,14 +265,11 @@ def describe_database_error(error: Exception) -> Problem | None:
 def register_handlers(app: FastAPI) -> None:
     """Register exception handlers, so that every failure of the application becomes problem details."""
 
-    async def answer_problem(request: Request, error: Exception) -> Response:
-        return cast(Problem, error).response(request.url.path)
+    def add(kind: type[E], describe: Callable[[E], Problem]) -> None:
+        async def answer(request: Request, error: Exception) -> Response:
+            return describe(cast(E, error)).response(request.url.path)
 
-    async def answer_error(request: Request, error: Exception) -> Response:
-        return describe_error(cast(VectormillError, error)).response(request.url.path)
-
-    async def answer_invalid_request(request: Request, error: Exception) -> Response:
-        return describe_invalid_request(cast(RequestValidationError, error)).response(request.url.path)
+        app.add_exception_handler(kind, answer)
 
     async def answer_http_exception(request: Request, error: Exception) -> Response:
         problem = describe_http_exception(cast(HTTPException, error), request.url.path)
@@ -301,9 +300,9 @@ def register_handlers(app: FastAPI) -> None:
         headers = {HEADER.decode(): request_id} if request_id else {}
         return Problem(500, "internal-error", detail, headers=headers).response(request.url.path)
 
-    app.add_exception_handler(Problem, answer_problem)
-    app.add_exception_handler(VectormillError, answer_error)
-    app.add_exception_handler(RequestValidationError, answer_invalid_request)
+    add(Problem, lambda problem: problem)
+    add(VectormillError, describe_error)
+    add(RequestValidationError, describe_invalid_request)
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(ClientDisconnect, answer_disconnect)
     for kind in (DBAPIError, PoolTimeout, psycopg.OperationalError):

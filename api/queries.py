@@ -410,7 +410,10 @@ class QueryExchange:
             if now < message.next_look:
                 continue
             try:
-                is_there = await self._is_there(producer, message)
+                if message.taker is None:
+                    is_there = await producer.waits(message.space, message.content)
+                else:
+                    is_there = await producer.is_held(message.taker, message.id)
             except RedisError as error:
                 logger.debug("Queries are waiting for Redis: %s", error)
                 continue
@@ -422,11 +425,6 @@ class QueryExchange:
         if isinstance(answer, NotEncoded):
             raise MessageLost(answer.reason)
         return answer
-
-    async def _is_there(self, producer: QueryProducer, message: Message) -> bool:
-        if message.taker is None:
-            return await producer.waits(message.space, message.content)
-        return await producer.is_held(message.taker, message.id)
 
 
 def check_query(text: str, place: str, settings: Settings, *, what: str = "query") -> None:

@@ -208,10 +208,8 @@ async def search(resources: Resources, name: str, form: SearchForm, *, has_texts
             searches, given = fit_searches([query], [wanted], generation, is_one=True)
             (embedding,) = await find_embeddings([query], searches, given, generation, resources)
             (nearest,) = await resources.searches.find(generation, [(searches[0], embedding)])
-    except VectormillError as error:
+    except (VectormillError, Problem) as error:
         return SearchOutcome([], time.perf_counter() - start, refusal=str(error))
-    except Problem as problem:
-        return SearchOutcome([], time.perf_counter() - start, refusal=problem.detail)
     note = None
     if nearest.num_rows_read:
         note = f"No index was used: all rows, about {nearest.num_rows_read:,}, were read."

@@ -82,11 +82,13 @@ class ConsoleGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         cookies = read_cookies(headers)
-        visit = cookies.get(VISIT_COOKIE) or secrets.token_urlsafe(24)  # for a browser without a session
+        # The CSRF tokens of a browser without a session are derived from it.
+        visit = cookies.get(VISIT_COOKIE) or secrets.token_urlsafe(24)
         scope.setdefault("state", {})["visitor"] = None
+        cookie = None
         if VISIT_COOKIE not in cookies and not scope["path"].startswith(STATIC_PREFIX):
-            send = sending_visit(send, visit, is_secure=scope["scheme"] == "https")
-        send = self._sending_pages(scope, headers, send)
+            cookie = write_cookie(VISIT_COOKIE, visit, is_secure=scope["scheme"] == "https")
+        send = self._sending_pages(scope, headers, send, cookie)
         answer = await self._find_answer(scope, headers, cookies, visit)
         await (answer or self._app)(scope, receive, send)
 
@@ -149,8 +151,8 @@ class ConsoleGuard:
             return scope_missing(key, needed).response(path)
         return None
 
-    def _sending_pages(self, scope: Scope, request_headers: Headers, send: Send) -> Send:
-        """Wrap `send` to add security headers and to render problem details as a page.
+    def _sending_pages(self, scope: Scope, request_headers: Headers, send: Send, cookie: str | None) -> Send:
+        """Wrap `send` to add security headers and a new cookie, and to render problem details as a page.
 
         If htmx requested a part of a page, the problem becomes a notice on that page.
         """
@@ -168,6 +170,8 @@ class ConsoleGuard:
                 if self._hsts_seconds and scope["scheme"] == "https":
                     headers["Strict-Transport-Security"] = f"max-age={self._hsts_seconds}"
                 headers.setdefault("Cache-Control", "no-store")
+                if cookie is not None:
+                    headers.append("set-cookie", cookie)
             elif start:
                 body.extend(message.get("body", b""))
                 if message.get("more_body", False):
@@ -217,21 +221,6 @@ def ask_for_login(scope: Scope, headers: Headers) -> Response:
     query = scope.get("query_string", b"").decode("latin-1")
     wanted = scope["path"] + (f"?{query}" if query else "")
     return RedirectResponse(f"{LOGIN}?next={quote(wanted, safe='')}", 303)
-
-
-def sending_visit(send: Send, visit: str, *, is_secure: bool) -> Send:
-    """Wrap `send` to set the visit cookie.
-
-    The CSRF tokens of a browser without a session are derived from it.
-    """
-
-    async def send_cookie(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            cookie = write_cookie(VISIT_COOKIE, visit, is_secure=is_secure)
-            MutableHeaders(raw=message["headers"]).append("set-cookie", cookie)
-        await send(message)
-
-    return send_cookie
 
 
 def write_cookie(name: str, value: str, *, is_secure: bool, seconds: int | None = None) -> str:

@@ -14,7 +14,6 @@ from api.console.console import Console, ConsoleDependency
 from api.console.guard import FORGED, HOME, LOGIN, LOGOUT, REFERENCE, ROOT, write_cookie
 from api.console.pages import Page, make_router
 from api.console.sessions import SESSION_COOKIE, SESSION_SECONDS, seal_session
-from api.dependencies import ResourcesDependency
 from api.door.machine import MachineUsers
 from api.problems import Problem
 from vectormill.keys.api_keys import CachedKey
@@ -125,7 +124,7 @@ async def get_docs(console: ConsoleDependency) -> HTMLResponse:
 
 
 @router.get("/console/openapi.json")
-async def get_description(request: Request, resources: ResourcesDependency) -> JSONResponse:
+async def get_description(request: Request) -> JSONResponse:
     """Return /openapi.json for a visitor with a session."""
     return JSONResponse(request.app.openapi())
 

@@ -107,14 +107,12 @@ def read_schedules(connection: Connection, console: Console, after: str | None =
 def read_schedule(connection: Connection, console: Console, name: ScheduleName) -> ScheduleView:
     """Return a schedule with its newest runs. Raise ScheduleNotFound."""
     schedule = find_schedule(connection, name)
-    runs = list_scheduled_runs(connection, name, limit=HISTORY_SIZE)
-    return ScheduleView(
-        describe_schedule(schedule, list_signs_of_life(connection)),
-        [
-            HistoryRow(run, describe_counts(asdict(run.counts)), measure_run(run, schedule.now))
-            for run in runs
-        ],
-    )
+    history = []
+    for run in list_scheduled_runs(connection, name, limit=HISTORY_SIZE):
+        end, began = run.finished_at or schedule.now, run.started_at
+        seconds = None if began is None else (end - began).total_seconds()
+        history.append(HistoryRow(run, describe_counts(asdict(run.counts)), seconds))
+    return ScheduleView(describe_schedule(schedule, list_signs_of_life(connection)), history)
 
 
 def in_transaction(act: Callable[[Connection, str], object]) -> Callable[[Resources, Any], None]:
@@ -222,10 +220,6 @@ def list_troubles(schedule: Schedule, signs: Collection[str]) -> Iterator[Schedu
         yield ScheduleProblem(
             f"Paused since {tell_minute(schedule.paused_at)}: due times pass without a run.", False
         )
-
-
-def measure_run(run: Run, now: datetime) -> float | None:
-    return None if run.started_at is None else ((run.finished_at or now) - run.started_at).total_seconds()
 
 
 def tell_next(schedule: Schedule) -> str | None:

@@ -200,9 +200,7 @@ class MultipartReader:
         return self.filename
 
     def _begin_part(self) -> None:
-        self._headers = {}
-        self._header_name.clear()
-        self._header_value.clear()
+        self._headers.clear()
         self._value.clear()
 
     def _end_header(self) -> None:

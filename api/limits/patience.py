@@ -121,6 +121,7 @@ class PatientProtocol(HttpToolsProtocol):
     Between requests, uvicorn's keep-alive time-out applies.
     """
 
+    config: PatientConfig
     _timer: asyncio.TimerHandle | None = None  # runs while a head is incomplete
     _place: tuple[bytes, bool]  # the peer, and whether the connection is reserved
     _user: int | None = None
@@ -130,7 +131,6 @@ class PatientProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.transport = cast(asyncio.Transport, HeadCoalescer(transport, self.loop))
-        assert isinstance(self.config, PatientConfig)
         is_reserved = len(self.connections) > self.config.max_connections
         self._place = find_peer(self.client), is_reserved
         self.config.num_connections[self._place] += 1
@@ -169,7 +169,6 @@ class PatientProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        assert isinstance(self.config, PatientConfig)
         self.config.num_connections -= Counter([self._place])  # which forgets who has none
         super().connection_lost(exc)
 
@@ -183,7 +182,6 @@ class PatientProtocol(HttpToolsProtocol):
 
     def _start_timer(self) -> None:
         self._stop_timer()
-        assert isinstance(self.config, PatientConfig)
         seconds = min(self.config.head_seconds, RESERVED_SECONDS if self._place[1] else math.inf)
         self._timer = self.loop.call_later(seconds, self.transport.close)
 

@@ -1,6 +1,6 @@
 """The routes of text-embeddings-inference and of Cohere, as far as Vectormill can do what they request."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -50,6 +50,7 @@ from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import JUDGE, MULTI_VECTOR, SPARSE
 from vectormill.jobs.item import join_pair
 from vectormill.vectors.decimals import write_decimals
+from vectormill.vectors.quantization import pack_signs
 from vectormill.vectors.representations import Representations
 from vectormill.vectors.scores import rank_scores
 
@@ -285,32 +286,17 @@ def read_cohere_rank(
     return wanted, pair_up(resources, EncodingRequest(wanted.model, options), wanted.query, wanted.texts())
 
 
-def write_floats(vectors: Vectors) -> list[Any]:
-    return [msgspec.Raw(b"[" + row.tobytes()) for row in write_decimals(vectors)]
-
-
-def write_base64(vectors: Vectors) -> list[Any]:
-    return [row.tobytes() for row in vectors.astype("<f4", copy=False)]
-
-
-def write_bits(vectors: Vectors) -> list[Any]:
-    """Return the signs of each vector as JSON numbers, eight signs to a byte: a bit is 1 for a value above 0."""
-    return [msgspec.Raw(b"[" + row.tobytes()) for row in write_wholes(np.packbits(vectors > 0, axis=1))]
-
-
-def write_signed_bits(vectors: Vectors) -> list[Any]:
-    """Return the signs of each vector as write_bits does, with 128 subtracted from each byte."""
-    numbers = np.packbits(vectors > 0, axis=1).astype(np.int16) - 128
-    return [msgspec.Raw(b"[" + row.tobytes()) for row in write_wholes(numbers.astype(np.int8))]
+def open_rows(rows: Iterable[npt.NDArray[Any]]) -> list[Any]:
+    """Return JSON arrays of rows in the bytes of their text, which lack only the opening bracket."""
+    return [msgspec.Raw(b"[" + row.tobytes()) for row in rows]
 
 
 def write_sparse(rows: Vectors) -> list[Any]:
     """Return the sparse vector of each of the Representations `rows`."""
-    written = (
+    return [
         {"indices": row.indices.tolist(), "weights": [float(str(weight)) for weight in row.weights]}
         for row in rows
-    )
-    return list(written)
+    ]
 
 
 def write_multi_vectors(rows: Vectors) -> list[Any]:
@@ -324,10 +310,10 @@ PART_WRITERS: Final[dict[str, Callable[[Vectors], list[Any]]]] = {
     MULTI_VECTOR: write_multi_vectors,
 }
 WRITERS: Final[dict[str, Callable[[Vectors], list[Any]]]] = {
-    "float": write_floats,
-    "base64": write_base64,
-    "binary": write_signed_bits,
-    "ubinary": write_bits,
+    "float": lambda vectors: open_rows(write_decimals(vectors)),
+    "base64": lambda vectors: [row.tobytes() for row in vectors.astype("<f4", copy=False)],
+    "binary": lambda vectors: open_rows(write_wholes((pack_signs(vectors) ^ 128).view(np.int8))),
+    "ubinary": lambda vectors: open_rows(write_wholes(pack_signs(vectors))),
 }
 
 

@@ -54,13 +54,11 @@ class SearchRoute(APIRoute):
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        return answer_search
+        async def answer(request: Request) -> Response:
+            name = parse_collection_name(request.path_params["name"])
+            return await post_search(request, name, request.app.state.resources)
 
-
-async def answer_search(request: Request) -> Response:
-    """Answer a search by calling post_search. Raise CollectionNotFound and the errors of post_search."""
-    resources: Resources = request.app.state.resources
-    return await post_search(request, parse_collection_name(request.path_params["name"]), resources)
+        return answer
 
 
 router = APIRouter(tags=["collections"], route_class=SearchRoute)

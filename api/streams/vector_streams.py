@@ -5,7 +5,7 @@ import io
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,6 @@ from vectormill.jobs.export import ResultBlock
 from vectormill.jobs.job import Job
 from vectormill.vectors.decimals import SLOT_BYTES, write_decimals
 from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, VectorType
-
-if TYPE_CHECKING:
-    pass
 
 Block = TypeVar("Block")
 Blocks = Generator[ResultBlock, None, None]
