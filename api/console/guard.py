@@ -8,7 +8,6 @@ one with a bearer key needs none.
 import contextlib
 import functools
 import json
-import logging
 import secrets
 import time
 from http.cookies import CookieError, SimpleCookie
@@ -22,11 +21,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.console.console import STATIC_PREFIX, Console, Visitor
 from api.console.sessions import SESSION_COOKIE, VISIT_COOKIE, make_csrf_token, open_session
-from api.door.keys import KEY_HEADERS, NO_KEY_EXISTS, scope_missing
+from api.door.keys import KEY_HEADERS, find_keys, scope_missing
 from api.door.machine import MachineUsers
 from api.door.scopes import SAFE_METHODS
-from api.problems import MEDIA_TYPE, Problem, describe_error, is_database_away
-from vectormill.domain.errors import DatabaseUnavailable
+from api.problems import MEDIA_TYPE, Problem
 from vectormill.keys.api_key import ADMIN, READ, WRITE, includes
 from vectormill.keys.api_keys import CachedKey
 from vectormill.keys.keyring import Keyring
@@ -57,8 +55,6 @@ FORGED = Problem(
     "csrf-token-missing",
     "The CSRF token is missing or wrong. Reload the page and try again.",
 )
-
-logger = logging.getLogger(__name__)
 
 
 class ConsoleGuard:
@@ -102,20 +98,13 @@ class ConsoleGuard:
         if path.startswith(f"{STATIC_PREFIX}/") and method in SAFE_METHODS:
             return None
         try:
-            keys = await self._keyring.keys()
-        except SQLAlchemyError as error:
-            if not is_database_away(error):
-                raise
-            logger.warning("Cannot read the API keys from Postgres for %s %r: %s", method, path, error)
-            return describe_error(DatabaseUnavailable()).response(path)
-        if not keys and not self._machine.admits(scope):
-            if not self._machine.is_local:
-                return NO_KEY_EXISTS.response(path)
-            keys = self._machine.keys
-            if not keys:
-                return self._machine.describe_refusal(scope).response(path)
+            keys = await find_keys(self._keyring, self._machine, scope)
+        except Problem as problem:
+            return problem.response(path)
+        if keys is not None and not keys:
+            return self._machine.describe_refusal(scope).response(path)
         cookie = cookies.get(SESSION_COOKIE, "")
-        key = open_session(keys, cookie, time.time())
+        key = open_session(keys or (), cookie, time.time())
         token = make_csrf_token(cookie if key is not None else visit)
         if path == LOGIN:
             # The form sends the CSRF token as a field, which routes.py checks.

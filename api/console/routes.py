@@ -61,7 +61,7 @@ async def get_login(
 ) -> Response:
     """Return the login form, or redirect to the home page when no key is needed or a ticket takes its place."""
     machine: MachineUsers = request.app.state.machine
-    if machine.secret is not None and machine.redeem(ticket):
+    if machine.redeem(ticket):
         return begin_session(request, HOME, machine.keys[0], machine.secret)
     if not request.state.keys:
         return RedirectResponse(HOME, 303)

@@ -75,22 +75,20 @@ class KeyGuard:
         needed = find_scope(method, path)
         if needed in (None, CONSOLE) or (path == METRICS_PATH and self._settings.open_metrics):
             return None
-        keys = await self._read_keys(method, path)
-        if not keys and self._machine.admits(scope):
+        keys = await find_keys(self._keyring, self._machine, scope)
+        if keys is None:
             return None
-        if not keys and not self._machine.is_local:
-            raise NO_KEY_EXISTS
         secrets = read_secrets(Headers(scope=scope))
         if len(secrets) > 1:
             raise KEYS_DIFFER
         secret = next(iter(secrets), None)
-        key = find_key(keys or self._machine.keys, secret) if secret is not None else None
+        key = find_key(keys, secret) if secret is not None else None
         if key is None and secret is not None:
             with contextlib.suppress(SQLAlchemyError):
                 key = find_key(await self._keyring.keys(is_unknown=True), secret)
         if key is None:
             self._note_refusal(scope)
-            if not keys:
+            if keys is self._machine.keys:
                 raise self._machine.describe_refusal(scope)
             raise KEY_UNKNOWN if secret is not None else KEY_MISSING
         if key.id == OWN_KEY:
@@ -99,21 +97,6 @@ class KeyGuard:
         if not includes(key.scope, needed):
             raise scope_missing(key, needed)
         return key
-
-    async def _read_keys(self, method: str, path: str) -> Sequence[CachedKey]:
-        """Return the keys of the database. Raise Problem if they cannot be read."""
-        try:
-            return await self._keyring.keys()
-        except SQLAlchemyError as error:
-            if not is_database_away(error):
-                raise
-            keys = self._keyring.last_known
-            # Metrics matter most while Postgres is unavailable, so the keys that were read last decide about
-            # them.
-            if path != METRICS_PATH or not (keys or self._machine.is_local):
-                logger.warning("Cannot read the API keys from Postgres for %s %r: %s", method, path, error)
-                raise describe_error(DatabaseUnavailable()) from error
-            return keys
 
     def _note_refusal(self, scope: Scope) -> None:
         """Log that a request was refused, without its secret.
@@ -132,6 +115,27 @@ class KeyGuard:
             scope["path"][:200],
         )
         self._num_refused, self._logged_at = 0, time.monotonic()
+
+
+async def find_keys(keyring: Keyring, machine: MachineUsers, scope: Scope) -> Sequence[CachedKey] | None:
+    """Return the keys of which a request needs one; None if it needs none. Raise Problem if they cannot be read."""
+    try:
+        keys = await keyring.keys()
+    except SQLAlchemyError as error:
+        if not is_database_away(error):
+            raise
+        keys = keyring.last_known
+        # Metrics matter most while Postgres is unavailable, so the keys that were read last decide about them.
+        if scope["path"] != METRICS_PATH or not (keys or machine.is_local):
+            logger.warning(
+                "Cannot read the API keys from Postgres for %s %r: %s", scope["method"], scope["path"], error
+            )
+            raise describe_error(DatabaseUnavailable()) from error
+    if not keys and machine.admits(scope):
+        return None
+    if not keys and not machine.is_local:
+        raise NO_KEY_EXISTS
+    return keys or machine.keys
 
 
 def read_secrets(headers: Headers) -> set[str]:

@@ -10,7 +10,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,10 +30,8 @@ FORWARDED: Final = frozenset(
 )
 
 # Linux, sock_diag(7): the request names one socket by its addresses, and the answer describes it.
-ASK: Final = struct.Struct("=IHHII BBBxI")
-PORTS: Final = struct.Struct("!HH")
-ANY_INTERFACE_AND_COOKIE: Final = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
-ASKED_BYTES: Final = ASK.size + PORTS.size + 32 + len(ANY_INTERFACE_AND_COOKIE)
+ASK: Final = struct.Struct("=IHHII BBBxI 2s2s 16s16s III")
+ANY_STATE, ANY_INTERFACE, ANY_COOKIE = 0xFFFFFFFF, 0, (0xFFFFFFFF, 0xFFFFFFFF)
 SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, TCP_CLOSE = 4, 20, 1, 7
 ANSWER: Final = struct.Struct("=IHHII BBBB 48x III I I")
 # One of a user of another namespace has this user. A socket that was closed may have the user 0, but has no inode.
@@ -47,18 +45,16 @@ def find_user(own: Any, peer_address: Sequence[Any], own_address: Sequence[Any])
     """
     if sys.platform != "linux":
         return None
+    ends = (peer_address, own_address)
     try:
-        family = own.family
-        addresses = [
-            socket.inet_pton(family, each[0]).ljust(16, b"\0") for each in (peer_address, own_address)
-        ]
         request = ASK.pack(
-            ASKED_BYTES, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0, family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF
-        )
-        ports = PORTS.pack(peer_address[1], own_address[1])
+            ASK.size, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0, own.family, socket.IPPROTO_TCP, 0, ANY_STATE,
+            *(each[1].to_bytes(2) for each in ends), *(socket.inet_pton(own.family, each[0]) for each in ends),
+            ANY_INTERFACE, *ANY_COOKIE,
+        )  # fmt: skip
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, SOCK_DIAG) as asking:
             asking.setblocking(False)  # the kernel answers within the call
-            asking.send(request + ports + b"".join(addresses) + ANY_INTERFACE_AND_COOKIE)
+            asking.send(request)
             answer = asking.recv(4096)
         _, kind, *_, uid, inode = ANSWER.unpack_from(answer)
         # While this end is open, no other socket can have taken the other one's place.
@@ -76,40 +72,31 @@ class MachineUsers:
     `is_local` says that only this machine can connect; otherwise there are none.
     """
 
-    def __init__(self, settings: Settings, *, is_local: bool, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, settings: Settings, *, is_local: bool) -> None:
         self.is_local = is_local
         self._is_open = settings.open_loopback
-        self._clock = clock
-        self._began = clock()
-        self.secret = read_own_key(settings.data_dir.expanduser()) if is_local else None
+        self._began = time.time()
+        # The key that `vectormill up` has made, if there is one; empty otherwise.
+        self.secret = read_own_key(settings.data_dir.expanduser()) or "" if is_local else ""
+        own = CachedKey(OWN_KEY, "up", hash_secret(self.secret), ADMIN, is_expired=False, is_use_due=False)
+        self.keys: Sequence[CachedKey] = (own,) if self.secret else ()
         self._redeemed: set[str] = set()
-
-    @property
-    def keys(self) -> Sequence[CachedKey]:
-        """Return the key that `vectormill up` has made, if there is one."""
-        if self.secret is None:
-            return ()
-        return (
-            CachedKey(OWN_KEY, "up", hash_secret(self.secret), ADMIN, is_expired=False, is_use_due=False),
-        )
 
     def admits(self, scope: Scope) -> bool:
         """Return whether a request comes from the user who runs this API, or from root."""
         if not self.is_local or self._is_open:
             return self.is_local
-        return scope.get(USER) in (os.geteuid(), 0) and not is_forwarded(scope)
+        return find_uid(scope) in (os.geteuid(), 0)
 
     def describe_refusal(self, scope: Scope) -> Problem:
         """Return the problem of a request that is not admitted."""
-        uid = None if is_forwarded(scope) else scope.get(USER)
+        uid = find_uid(scope)
         whose = (
             "and cannot tell whose request this is (a proxy forwarded it, or the system does not say)"
             if uid is None
             else f"and this request comes from another one (uid {uid})"
         )
-        own = (
-            "can send the key in the file api.key of the data directory, " if self.secret is not None else ""
-        )
+        own = "can send the key in the file api.key of the data directory, " if self.keys else ""
         return Problem(
             401,
             "other-user",
@@ -122,14 +109,15 @@ class MachineUsers:
     def redeem(self, ticket: str) -> bool:
         """Return True, once, for a ticket that `vectormill up` has printed within the last minutes."""
         written = ticket.partition(".")[0]
-        if self.secret is None or not written.isdecimal() or ticket in self._redeemed:
+        if not self.keys or not (written.isdecimal() and len(written) < 12) or ticket in self._redeemed:
             return False
-        is_fresh = self._began - 1 <= int(written) and self._clock() < int(written) + TICKET_SECONDS
+        is_fresh = max(self._began - 1, time.time() - TICKET_SECONDS) < int(written)
         is_own = hmac.compare_digest(ticket.encode(), make_ticket(self.secret, int(written)).encode())
         if is_fresh and is_own:
             self._redeemed.add(ticket)
         return is_fresh and is_own
 
 
-def is_forwarded(scope: Scope) -> bool:
-    return any(name in FORWARDED for name, _ in scope["headers"])
+def find_uid(scope: Scope) -> int | None:
+    """Return the user who sent a request; None if that is not known, or somebody forwarded it."""
+    return None if any(name in FORWARDED for name, _ in scope["headers"]) else scope.get(USER)
