@@ -62,16 +62,13 @@ from vectormill.batches.endpoints import INPUT_SCHEMA
 from vectormill.db.session import make_engine
 from vectormill.keys.api_keys import require_key_beyond_loopback
 from vectormill.keys.keyring import Keyring
+from vectormill.keys.own_key import OPEN_TO_ALL
 from vectormill.models.registry import open_registry
 from vectormill.operations import OPERATIONS
 from vectormill.processes.garbage import collect_seldom
 from vectormill.search.bodies import ONE_OR_MANY, ONE_QUERY
 from vectormill.settings import Settings
 
-OPEN: Final = (
-    "Open to the whole machine (VECTORMILL_OPEN_LOOPBACK): while no API key exists, each of its users, and whoever a "
-    "proxy on it lets through, may do everything, and read and write files as the user who runs this API."
-)
 GRACEFUL_SHUTDOWN_SECONDS: Final = 10
 # Connections that stay open, and more that are opened under load. With those of the search pool, an
 # API process has at most ten. Requests beyond that wait for a connection.
@@ -315,7 +312,7 @@ def run(settings: Settings) -> None:
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     refuse_to_open_without_key(settings)
     if settings.open_loopback:
-        logger.warning(OPEN)
+        logger.warning("VECTORMILL_OPEN_LOOPBACK is set: %s.", OPEN_TO_ALL)
     app = create_app(settings)
     collect_seldom()
     config = PatientConfig(

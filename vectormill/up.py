@@ -22,7 +22,7 @@ from vectormill.addresses import is_loopback_host
 from vectormill.domain.errors import Conflict, Unavailable
 from vectormill.embedded.errors import StartCancelled
 from vectormill.embedded.stack import EmbeddedStack
-from vectormill.keys.own_key import OWN_KEY_FILE, TICKET_SECONDS, make_own_key, make_ticket
+from vectormill.keys.own_key import OPEN_TO_ALL, OWN_KEY_FILE, TICKET_SECONDS, make_own_key, make_ticket
 from vectormill.processes import lifetimes as processes
 from vectormill.processes.lifetimes import end_child
 from vectormill.processes.logs import open_log, tail_of
@@ -47,10 +47,6 @@ SERVERS_GRACE_SECONDS = 2.5
 REDIS_URL = "VECTORMILL_REDIS_URL"
 # Flower shows what stands in Redis, and gets no other secret.
 OF_FLOWER = (REDIS_URL, "VECTORMILL_FLOWER_BASIC_AUTH")
-OPEN = (
-    "open   every user of this machine, and whoever a proxy on it lets through, may do everything without a key, and "
-    "read and write files as you do; `vectormill keys create NAME` closes it\n"
-)
 # Only root may be able to read Python, model files and their caches, or to use the GPU.
 AS_ROOT = (
     "started as root: Postgres runs as an unprivileged user, everything else as root, because that user may not be "
@@ -141,7 +137,7 @@ def _run_children(options: UpOptions, stack: EmbeddedStack, stopping: threading.
             if needed_key is not None:
                 out.write(describe_key(api.url, stack.data_dir, needed_key))
             if settings.open_loopback:
-                out.write(OPEN)
+                out.write(f"open   {OPEN_TO_ALL}\n")
             out.flush()
             supervisor.wait(other_logs=[logs / "postgres.log", logs / "valkey.log"])
     finally:

@@ -16,6 +16,10 @@ from vectormill.keys.api_key import SECRET, make_secret
 OWN_KEY_FILE: Final = "api.key"
 # The id of the own key, which no key of the database has.
 OWN_KEY: Final = 0
+OPEN_TO_ALL: Final = (
+    "every user of this machine, and whoever a proxy on it lets through, may do everything without a key, and read and "
+    "write files as the user who runs the API; `vectormill keys create NAME` closes it"
+)
 # How long a ticket signs a browser in.
 TICKET_SECONDS: Final = 600
 
