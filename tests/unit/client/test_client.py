@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,9 +15,10 @@ import pytest
 from vectormill.client import DEFAULT_URL, Client, is_loopback
 from vectormill.client.requests import write_json
 from vectormill.domain.errors import InvalidOption, VectormillError
+from vectormill.embedded.data_dir import RunningStack, write_note
 from vectormill.extras import MissingLibrary
 from vectormill.problems import ApiUnreachable, WaitTimeout
-from vectormill.processes.lifetimes import free_port
+from vectormill.processes.lifetimes import free_port, started_at
 
 RUNNING = {"id": "j", "state": "running"}
 
@@ -32,6 +35,24 @@ def noting(answer: Callable[[httpx.Request], Any]) -> Iterator[tuple[Client, lis
 
     with Client(transport=httpx.MockTransport(note), pause=lambda seconds: None) as client:
         yield client, requests
+
+
+def test_a_client_without_a_key_sends_that_of_the_stack_on_its_data_directory_and_to_no_other_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VECTORMILL_API_KEY", raising=False)
+    monkeypatch.setenv("VECTORMILL_DATA_DIR", str(tmp_path))
+    for url, own, alive, sent in (
+        (DEFAULT_URL, "vmk_own", True, "Bearer vmk_own"),
+        (DEFAULT_URL, "vmk_own", False, None),
+        (DEFAULT_URL, None, True, None),
+        ("http://127.0.0.1:2", "vmk_own", True, None),
+    ):
+        began = (started_at(os.getpid()) or 0.0) if alive else 1.0
+        write_note(tmp_path, RunningStack(os.getpid(), began, "", "", api_url=url, api_key=own))
+        with noting(lambda request: RUNNING) as (client, requests):
+            client.job("j")
+        assert requests[0].headers.get("Authorization") == sent, (url, own, alive)
 
 
 def test_what_is_not_given_is_not_sent_so_that_the_server_decides() -> None:
