@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, BinaryIO, Final, TextIO
@@ -134,11 +133,11 @@ def open_log(path: Path) -> BinaryIO:
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     rotate_log(path)
-    return open(path, "ab", buffering=0, opener=partial(_open_private, more=os.O_CREAT))
+    return open(path, "ab", buffering=0, opener=_open_private)
 
 
-def _open_private(path: str, flags: int, more: int = 0) -> int:
-    return os.open(path, flags | more | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def rotate_log(path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:

@@ -16,11 +16,9 @@ from vectormill.domain.errors import InvalidSubmission, SourceFailed, SourceInte
 from vectormill.extras import compose_install
 from vectormill.files.formats import describe_inputs
 from vectormill.files.parquet import open_parquet
-from vectormill.files.roots import Roots
 from vectormill.jobs.item import Item
 from vectormill.rows.decoding import PARQUET, read_rows
 from vectormill.rows.inputs import TextTree, find_format
-from vectormill.settings import Settings
 from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, Reader, SourceAssembler, SourcePlace
 from vectormill.sources.source import LOCAL, FileOptions, TreeOptions
 from vectormill.webhooks.targets import refuse_address
@@ -54,7 +52,6 @@ class FileReader(Reader):
         super().__init__()
         self._options = options
         self._place = place
-        self._roots = place.roots
 
     def read(self) -> Iterator[Sequence[Item]]:
         for store, path in self._find_files():
@@ -63,7 +60,7 @@ class FileReader(Reader):
             choose = self._options.item_columns.find
             try:
                 stamp = read_stamp(store, path)
-                with open_bytes(store, path, self._roots) as file:
+                with open_bytes(store, path, self._place) as file:
                     bounds = (settings.max_line_bytes, settings.max_gzip_ratio)
                     for batch in read_rows(file, format, choose, path, *bounds):
                         items = assembler.assemble_batch(batch)
@@ -88,7 +85,7 @@ class FileReader(Reader):
             if self._choose_format(path) != PARQUET:
                 return None
             try:
-                with open_bytes(store, path, self._roots) as file, open_parquet(file) as table:
+                with open_bytes(store, path, self._place) as file, open_parquet(file) as table:
                     num_rows += table.num_rows
             except Exception:  # noqa: BLE001 - the number is optional, and reading reports the error
                 return None
@@ -102,7 +99,7 @@ class FileReader(Reader):
         """
         known: set[str] = set()
         for pattern in self._options.files:
-            store, name = open_store(pattern, self._place.settings)
+            store, name = open_store(pattern, self._place)
             try:
                 found = sorted(store.glob(name))
             except Exception as error:
@@ -110,8 +107,6 @@ class FileReader(Reader):
             if not found:
                 raise SourceFailed(f"No file matches {pattern} on the machine that reads the source.")
             for path in found:
-                if isinstance(store, LocalFileSystem):
-                    self._roots.find(Path(path))
                 if path not in known:
                     known.add(path)
                     yield store, path
@@ -125,19 +120,16 @@ class FileReader(Reader):
         return format
 
 
-def open_store(name: str, settings: Settings) -> tuple[Any, str]:
+def open_store(name: str, place: SourcePlace) -> tuple[Any, str]:
     """Return the file system of a path, glob or URL, and its name there. Raise SourceFailed."""
     protocol = name.partition("://")[0] if "://" in name else "file"
-    if "::" in name or protocol not in (*STORES, *settings.list_unguarded_sources()):
+    if "::" in name or protocol not in (*STORES, *place.settings.list_unguarded_sources()):
         raise SourceFailed(
             f"Sources cannot be read from {name!r}; the supported protocols are {', '.join(STORES)}. Others, whose "
             "connections are not checked, need an entry in VECTORMILL_UNGUARDED_SOURCES of the API and the indexer."
         )
     if protocol in LOCAL:
-        path, roots = (
-            Path(name.removeprefix(f"{protocol}://")),
-            Roots.of(settings, "source_root", SourceFailed),
-        )
+        path, roots = Path(name.removeprefix(f"{protocol}://")), place.roots
         roots.find(path)
         return LocalFileSystem(), str(roots.folders[0] / path)
     options = {"get_client": make_guarded_session} if protocol in ("http", "https") else {}
@@ -177,11 +169,11 @@ def read_stamp(store: Any, path: str) -> dict[str, Any]:
     return {name: found[name] for name in STAMPS if name in found}
 
 
-def open_bytes(store: Any, path: str, roots: Roots) -> BinaryIO:
+def open_bytes(store: Any, path: str, place: SourcePlace) -> BinaryIO:
     """Open a file for reading; a local one without fsspec, which leaves it open after a text reader is closed."""
     if not isinstance(store, LocalFileSystem):
         return cast("BinaryIO", store.open(path, "rb"))
-    return roots.open_file(Path(path))
+    return place.roots.open_file(Path(path))
 
 
 def describe_failure(name: str, error: Exception) -> str:
@@ -208,7 +200,10 @@ class TreeReader(Reader):
 
     def read(self) -> Iterator[Sequence[Item]]:
         """Yield the documents. Raise SourceFailed if no file matches: the folder may not be mounted."""
-        tree = TextTree(self._find_folder())
+        _, folder = self._roots.find(Path(self._options.folder))
+        if not folder.is_dir():
+            raise SourceFailed(f"There is no folder {folder} on the machine that reads the source.")
+        tree = TextTree(folder)
         assembler = SourceAssembler(str(tree.root), self._place.settings.max_key_bytes, self.complaints)
         keys: list[str] = []
         texts: list[str] = []
@@ -235,12 +230,6 @@ class TreeReader(Reader):
                 f"{tree.root} contains no matching file ({', '.join(self._options.include)}); is it mounted on the "
                 "machine that reads the source?"
             )
-
-    def _find_folder(self) -> Path:
-        _, folder = self._roots.find(Path(self._options.folder))
-        if not folder.is_dir():
-            raise SourceFailed(f"There is no folder {folder} on the machine that reads the source.")
-        return folder
 
     def _find_files(self, tree: TextTree) -> Iterator[Path]:
         is_included, is_excluded = make_filter(self._options.include), make_filter(self._options.exclude)

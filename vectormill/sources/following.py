@@ -295,7 +295,10 @@ def follow_table(
     lock timeouts: CREATE TRIGGER waits for transactions that write to the table, and blocks later ones. Raise
     CollectionNotFound, SourceNotFound, InvalidOption or Conflict.
     """
-    collection_id, source = _load_source(connection, collection)
+    row = _find_source(connection, collection)
+    if row.kind is None:
+        raise SourceNotFound
+    collection_id, source = row.id, Source(row.kind, row.options, row.split)
     if not source.is_own_query:
         raise InvalidOption(
             f"Collection {collection!r} cannot follow a table: triggers need a source that queries Vectormill's own "
@@ -416,13 +419,6 @@ def _find_source(connection: Connection, collection: str) -> Row[Any]:
     if row is None:
         raise CollectionNotFound(f"There is no collection {collection!r}.")
     return row
-
-
-def _load_source(connection: Connection, collection: str) -> tuple[int, Source]:
-    row = _find_source(connection, collection)
-    if row.kind is None:
-        raise SourceNotFound
-    return row.id, Source(row.kind, row.options, row.split)
 
 
 FIND_TABLE_BY_NAME = text("SELECT CAST(to_regclass(CAST(:table AS text)) AS oid)")

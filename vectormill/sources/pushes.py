@@ -7,7 +7,6 @@ Parts are written as rows arrive, for a run in state `uploading`; a final transa
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final, Self
 from uuid import UUID, uuid4
 
@@ -99,12 +98,6 @@ DELETE_READ_PARTS = text(f"""
 PARTS_AT_ONCE: Final = 500
 
 BROKEN_OFF: Final = "The push was interrupted before its end; nothing was written. Push again."
-
-
-@dataclass(frozen=True, slots=True)
-class PushPart:
-    seq: int
-    items: Items
 
 
 class PushWriter:
@@ -229,10 +222,10 @@ class PushWriter:
                 connection.execute(DELETE_PARTS, {"id": self.id})
 
 
-def load_part(connection: Connection, run_id: UUID, *, after: int) -> PushPart | None:
-    """Return the part of a push after number `after`; None after the last part."""
+def load_part(connection: Connection, run_id: UUID, *, after: int) -> tuple[int, Items] | None:
+    """Return the number and the items of the part of a push after number `after`; None after the last part."""
     row = connection.execute(LOAD_PART, {"run_id": run_id, "after": after}).one_or_none()
-    return None if row is None else PushPart(row.seq, decode_payload(row.items))
+    return None if row is None else (row.seq, decode_payload(row.items))
 
 
 def prune_pushes(connection: Connection, timeout_seconds: float) -> None:
@@ -262,9 +255,9 @@ class PushReader(Reader):
                         counted = connection.execute(COUNT_PARTS, {"run_id": self._place.run_id})
                         num_written = counted.scalar_one_or_none()
                         break
-                seq = part.seq
+                seq, items = part
                 num_parts += 1
-                yield part.items
+                yield items
         except DATABASE_ERRORS as error:
             raise describe_database_error("The push", error) from error
         if seq < 0:
@@ -272,7 +265,6 @@ class PushReader(Reader):
                 "Nothing was pushed to this run. If a collection's source is a push, a client sends the rows: "
                 "`vectormill push COLLECTION FILE`."
             )
-
         if num_written is not None and num_parts != num_written:
             raise SourceFailed(
                 f"Only {num_parts} of {num_written} parts of the push arrived, so rows are missing; push again."

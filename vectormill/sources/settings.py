@@ -1,4 +1,4 @@
-"""Environment settings of sources: the root folder of local files, and secrets that options name."""
+"""Environment settings of sources: the secrets that their options name."""
 
 import os
 from pathlib import Path
@@ -6,33 +6,30 @@ from typing import Final
 
 from vectormill.domain.errors import SourceFailed
 from vectormill.files.roots import Roots
+from vectormill.sources.source import SqlOptions
 
-# No URL is longer, and without a limit an endless device file would fill the memory.
-MOST_BYTES: Final = 1 << 16
-
-
-def read_secret(variable: str) -> str:
-    """Return the value of an environment variable. Raise SourceFailed if it is not set in this process."""
-    value = os.environ.get(variable, "").strip()
-    if not value:
-        raise SourceFailed(
-            f"The environment variable {variable} is not set in the process that reads the source; set it for "
-            "`vectormill up`, or for `vectormill api` and `vectormill indexer`, and restart them. A file with "
-            "the value (--url-file) needs no restart."
-        )
-    return value
+# No URL is longer.
+MOST_URL_BYTES: Final = 1 << 16
 
 
-def read_secret_file(path: str, roots: Roots) -> str:
-    """Return the content of a secret file. Raise SourceFailed, without the content, if it is unusable."""
+def read_url(options: SqlOptions, roots: Roots) -> tuple[str, str]:
+    """Return where the URL of a database is named, and that URL. Raise SourceFailed, without it, if there is none."""
+    if options.url_env:
+        value = os.environ.get(options.url_env, "").strip()
+        if not value:
+            raise SourceFailed(
+                f"The environment variable {options.url_env} is not set in the process that reads the source; set it "
+                "for `vectormill up`, or for `vectormill api` and `vectormill indexer`, and restart them. A file with "
+                "the value (--url-file) needs no restart."
+            )
+        return f"the variable {options.url_env}", value
+    path = options.url_file or ""
+    reason = "is empty"
     try:
         with roots.open_file(Path(path)) as file:
-            value = file.read(MOST_BYTES).decode().strip()
+            value = file.read(MOST_URL_BYTES).decode().strip()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise SourceFailed(
-            f"The file {path}, which should contain the source's URL, cannot be read: {reason}."
-        ) from None
+        value, reason = "", f"cannot be read: {getattr(error, 'strerror', 'it is not text')}"
     if not value:
-        raise SourceFailed(f"The file {path}, which should contain the source's URL, is empty.")
-    return value
+        raise SourceFailed(f"The file {path}, which should contain the source's URL, {reason}.")
+    return f"the file {path}", value

@@ -51,7 +51,7 @@ from vectormill.sources.reader import (
     SourcePlace,
     choose_failure,
 )
-from vectormill.sources.settings import read_secret, read_secret_file
+from vectormill.sources.settings import read_url
 from vectormill.sources.source import SqlOptions
 
 APPLICATION_NAME: Final = "vectormill source"
@@ -335,13 +335,8 @@ class SqlReader(Reader):
             reading = open_own(self._place.engine, self._place.settings.reader_url)
             secrets.extend(find_secrets(reading.url))
             return reading
-        value = (
-            read_secret(options.url_env)
-            if options.url_env
-            else read_secret_file(options.url_file or "", self._place.roots)
-        )
+        named, value = read_url(options, self._place.roots)
         secrets.append(value)
-        named = f"the variable {options.url_env}" if options.url_env else f"the file {options.url_file}"
         try:
             url = make_url(value)
         except SQLAlchemyError:

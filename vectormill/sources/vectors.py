@@ -95,7 +95,7 @@ def open_query(
 
 def open_files(pattern: str, columns: ImportColumns, place: SourcePlace) -> VectorSource:
     """Return the rows of Parquet files, by path, pattern or URL. Raise SourceFailed, while they are read too."""
-    store, name = open_store(pattern, place.settings)
+    store, name = open_store(pattern, place)
     paths = sorted(store.glob(name))
     if not paths:
         raise SourceFailed(f"No file matches {pattern}.")
@@ -103,11 +103,7 @@ def open_files(pattern: str, columns: ImportColumns, place: SourcePlace) -> Vect
 
     @contextmanager
     def opened(path: str) -> Iterator[Any]:
-        with (
-            naming(path, SourceFailed),
-            open_bytes(store, path, place.roots) as file,
-            open_parquet(file) as table,
-        ):
+        with naming(path, SourceFailed), open_bytes(store, path, place) as file, open_parquet(file) as table:
             yield table
 
     def read() -> Iterator[VectorRows]:
