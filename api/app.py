@@ -57,7 +57,6 @@ from api.routes import (
 from api.search_pool import SEARCH_CONNECTIONS, LiveGenerations, SearchPool
 from api.serving import REFERENCE, find_types
 from api.watch import Watch
-from vectormill.addresses import is_loopback_host
 from vectormill.batches.endpoints import INPUT_SCHEMA
 from vectormill.db.session import make_engine
 from vectormill.keys.api_keys import require_key_beyond_loopback
@@ -175,7 +174,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
 def add_middlewares(app: FastAPI, settings: Settings, resources: Resources) -> None:
     """Add the request observer as the outermost middleware, and admission control inside it."""
     keyring = Keyring(resources.engine, settings.max_requests + settings.max_logins)
-    machine = MachineUsers(settings, is_local=is_loopback_host(settings.api_host))
+    machine = MachineUsers(settings)
     app.state.machine = machine
     app.state.console, app.state.keyring = make_console(app.version), keyring
     app.add_middleware(
@@ -319,7 +318,7 @@ def run(settings: Settings) -> None:
         app,
         head_seconds=settings.body_idle_seconds,
         max_connections=settings.max_connections,
-        asks_users=is_loopback_host(settings.api_host),
+        asks_users=app.state.machine.is_local,
         forwarded_allow_ips=parse_trusted_proxies(settings.trusted_proxies),
         host=settings.api_host,
         port=settings.api_port,

@@ -17,6 +17,7 @@ from typing import Any, Final
 from starlette.types import Scope
 
 from api.problems import Problem
+from vectormill.addresses import is_loopback_host
 from vectormill.keys.api_key import ADMIN, hash_secret
 from vectormill.keys.api_keys import CachedKey
 from vectormill.keys.own_key import OWN_KEY, TICKET_SECONDS, make_ticket, read_own_key
@@ -69,15 +70,15 @@ def find_user(own: Any, peer_address: Sequence[Any], own_address: Sequence[Any])
 class MachineUsers:
     """The users who need no key of the database while none exists: whoever runs this API, and root.
 
-    `is_local` says that only this machine can connect; otherwise there are none.
+    There are none unless only this machine can connect, as `is_local` says.
     """
 
-    def __init__(self, settings: Settings, *, is_local: bool) -> None:
-        self.is_local = is_local
+    def __init__(self, settings: Settings) -> None:
+        self.is_local = is_loopback_host(settings.api_host)
         self._is_open = settings.open_loopback
         self._began = time.time()
         # The key that `vectormill up` has made, if there is one; empty otherwise.
-        self.secret = read_own_key(settings.data_dir.expanduser()) or "" if is_local else ""
+        self.secret = (read_own_key(settings.data_dir.expanduser()) if self.is_local else None) or ""
         own = CachedKey(OWN_KEY, "up", hash_secret(self.secret), ADMIN, is_expired=False, is_use_due=False)
         self.keys: Sequence[CachedKey] = (own,) if self.secret else ()
         self._redeemed: set[str] = set()

@@ -142,8 +142,7 @@ class PatientProtocol(HttpToolsProtocol):
         if is_reserved:
             self.app = partial(serve_probes, self.app)
         if self.config.asks_users:
-            told = map(transport.get_extra_info, ("socket", "peername", "sockname"))
-            self._user = find_user(*told)
+            self._user = find_user(*map(transport.get_extra_info, ("socket", "peername", "sockname")))
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:

@@ -235,7 +235,7 @@ def test_a_client_that_has_sent_its_body_is_waited_for_without_an_end() -> None:
             settings=IMPATIENT,
             gates=Gates.of(IMPATIENT),
             hosts=parse_allowed_hosts("127.0.0.1", ""),
-            keys=KeyGuard(no_keys, MachineUsers(IMPATIENT, is_local=True), IMPATIENT),
+            keys=KeyGuard(no_keys, MachineUsers(IMPATIENT), IMPATIENT),
             pages=lambda app: app,
             is_for_people=lambda scope: False,
         )
