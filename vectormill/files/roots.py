@@ -74,48 +74,42 @@ class Roots:
         """Return whether a path without links is in the data directory."""
         return self.data_dir is not None and path.is_relative_to(self.data_dir)
 
-    def open(self, path: Path, flags: int = os.O_RDONLY, *, makes_folders: bool = False) -> int:
-        """Open a file or folder and return its descriptor. Raise `refusal` and OSError."""
+    @contextmanager
+    def opened(
+        self, path: Path, flags: int = os.O_DIRECTORY, *, makes_folders: bool = False
+    ) -> Iterator[int]:
+        """Yield the descriptor of a folder, or with other `flags` of a file. Raise `refusal` and OSError."""
         root, real = self.find(path)
         *above, last = real.relative_to(root).parts or (".",)
         if makes_folders:
             root.mkdir(parents=True, exist_ok=True)
-        opened = os.open(root, THROUGH)
-        for part, part_flags in (*((each, THROUGH) for each in above), (last, flags | AT_END)):
-            folder = opened
-            try:
+        descriptor = os.open(root, THROUGH)
+        try:
+            for part, part_flags in (*((each, THROUGH) for each in above), (last, flags | AT_END)):
                 if makes_folders:
                     with suppress(FileExistsError):
-                        os.mkdir(part, dir_fd=folder)
-                opened = os.open(part, part_flags, dir_fd=folder)
-            finally:
+                        os.mkdir(part, dir_fd=descriptor)
+                folder, descriptor = descriptor, os.open(part, part_flags, dir_fd=descriptor)
                 os.close(folder)
-        return opened
-
-    def open_file(self, path: Path) -> BinaryIO:
-        """Open a regular file for reading. Raise `refusal`, also for anything else, and OSError."""
-        descriptor = self.open(path)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise self.refusal(
-                f"{path} is not a regular file: a pipe would block for ever, and a device has no end."
-            )
-        return os.fdopen(descriptor, "rb")
-
-    @contextmanager
-    def _folder(self, path: Path, *, makes_folders: bool) -> Iterator[int]:
-        descriptor = self.open(path, os.O_RDONLY | os.O_DIRECTORY, makes_folders=makes_folders)
-        try:
             yield descriptor
         finally:
             os.close(descriptor)
+
+    def open_file(self, path: Path) -> BinaryIO:
+        """Open a regular file for reading. Raise `refusal`, also for anything else, and OSError."""
+        with self.opened(path, os.O_RDONLY) as descriptor:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise self.refusal(
+                    f"{path} is not a regular file: a pipe would block for ever, and a device has no end."
+                )
+            return os.fdopen(os.dup(descriptor), "rb")
 
     def write(self, path: Path, content: "Buffer", *, only_new: bool) -> bool:
         """Write a file at once, and the folders above it. Raise `refusal` and OSError.
 
         With `only_new` return False if there is something of this name already.
         """
-        with self._folder(path.parent, makes_folders=True) as folder:
+        with self.opened(path.parent, makes_folders=True) as folder:
             draft = f"{path.name}#{secrets.randbits(62)}"  # no list of obstore has a name that ends so
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
             try:
@@ -132,7 +126,7 @@ class Roots:
 
     def delete(self, path: Path) -> None:
         """Delete a file. Raise `refusal` and OSError."""
-        with self._folder(path.parent, makes_folders=False) as folder:
+        with self.opened(path.parent) as folder:
             os.unlink(path.name, dir_fd=folder)
 
 
