@@ -3,7 +3,7 @@
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
@@ -54,7 +54,7 @@ class FileReader(Reader):
         self._place = place
 
     def read(self) -> Iterator[Sequence[Item]]:
-        for store, path in self._find_files():
+        for store, path in find_files(self._options.files, self._place):
             settings, format = self._place.settings, self._choose_format(path)
             assembler = SourceAssembler(path, settings.max_key_bytes, self.complaints)
             choose = self._options.item_columns.find
@@ -81,7 +81,7 @@ class FileReader(Reader):
     def count_rows(self) -> int | None:
         """Return the total number of rows that Parquet files state; None for other formats."""
         num_rows = 0
-        for store, path in islice(self._find_files(), 1000):
+        for store, path in islice(find_files(self._options.files, self._place), 1000):
             if self._choose_format(path) != PARQUET:
                 return None
             try:
@@ -91,26 +91,6 @@ class FileReader(Reader):
                 return None
         return num_rows
 
-    def _find_files(self) -> Iterator[tuple[Any, str]]:
-        """Yield the files of all patterns.
-
-        Raise SourceFailed if a pattern matches no file: missing files must not count as an empty source,
-        which would delete every row.
-        """
-        known: set[str] = set()
-        for pattern in self._options.files:
-            store, name = open_store(pattern, self._place)
-            try:
-                found = sorted(store.glob(name))
-            except Exception as error:
-                raise SourceFailed(describe_failure(pattern, error)) from error
-            if not found:
-                raise SourceFailed(f"No file matches {pattern} on the machine that reads the source.")
-            for path in found:
-                if path not in known:
-                    known.add(path)
-                    yield store, path
-
     def _choose_format(self, path: str) -> str:
         format = self._options.format or find_format(path)
         if format is None:
@@ -118,6 +98,27 @@ class FileReader(Reader):
                 f"Unknown format of {path}: use a name ending in {describe_inputs()}, or set the format."
             )
         return format
+
+
+def find_files(patterns: Iterable[str], place: SourcePlace) -> Iterator[tuple[Any, str]]:
+    """Yield the files of all patterns, each once, with their stores.
+
+    Raise SourceFailed if a pattern matches no file: missing files must not count as an empty source, which would
+    delete every row.
+    """
+    known: set[str] = set()
+    for pattern in patterns:
+        store, name = open_store(pattern, place)
+        try:
+            found = sorted(store.glob(name))
+        except Exception as error:
+            raise SourceFailed(describe_failure(pattern, error)) from error
+        if not found:
+            raise SourceFailed(f"No file matches {pattern} on the machine that reads the source.")
+        for path in found:
+            if path not in known:
+                known.add(path)
+                yield store, path
 
 
 def open_store(name: str, place: SourcePlace) -> tuple[Any, str]:

@@ -21,7 +21,7 @@ from vectormill.objects.manifest import read_manifest
 from vectormill.objects.reading import read_parts
 from vectormill.rows.columns import Columns
 from vectormill.rows.values import encode_fitting_metadata
-from vectormill.sources.files import open_bytes, open_store
+from vectormill.sources.files import find_files, open_bytes
 from vectormill.sources.reader import Complaints, SourceAssembler, SourcePlace
 from vectormill.sources.source import SqlOptions
 from vectormill.sources.sql import SqlReader
@@ -95,20 +95,17 @@ def open_query(
 
 def open_files(pattern: str, columns: ImportColumns, place: SourcePlace) -> VectorSource:
     """Return the rows of Parquet files, by path, pattern or URL. Raise SourceFailed, while they are read too."""
-    store, name = open_store(pattern, place)
-    paths = sorted(store.glob(name))
-    if not paths:
-        raise SourceFailed(f"No file matches {pattern}.")
+    found = list(find_files((pattern,), place))
     assembler = SourceAssembler(pattern, place.settings.max_key_bytes, Complaints())
 
     @contextmanager
-    def opened(path: str) -> Iterator[Any]:
+    def opened(store: Any, path: str) -> Iterator[Any]:
         with naming(path, SourceFailed), open_bytes(store, path, place) as file, open_parquet(file) as table:
             yield table
 
     def read() -> Iterator[VectorRows]:
-        for path in paths:
-            with opened(path) as table:
+        for store, path in found:
+            with opened(store, path) as table:
                 try:
                     wanted = Columns(columns.vector, columns.key, metadata=tuple(columns.names))
                     wanted.find(table.schema_arrow.names, path)
@@ -118,8 +115,8 @@ def open_files(pattern: str, columns: ImportColumns, place: SourcePlace) -> Vect
                     yield read_batch(batch, columns, assembler)
 
     num_rows = 0
-    for path in paths:
-        with opened(path) as table:
+    for store, path in found:
+        with opened(store, path) as table:
             num_rows += table.num_rows
     return VectorSource(num_rows, read())
 
