@@ -37,6 +37,7 @@ from api.problems import Limit, Place, Problem
 from api.streams.inflater import Inflater
 from api.streams.ndjson import ItemReader
 from vectormill.collections.collection import check_collection_name
+from vectormill.collections.index_plan import is_storable
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import DiskFull, InvalidItem, InvalidOption, SubmissionTooLarge
 from vectormill.domain.task import TASKS
@@ -57,6 +58,7 @@ from vectormill.quotes.bodies import QuoteBody
 from vectormill.quotes.objects import WHOLE_BYTES, sample_objects, sample_whole
 from vectormill.quotes.trial import JobTrial
 from vectormill.settings import Settings
+from vectormill.sources.pushes import PushWriter
 
 # A call in a thread costs 0.1 ms; this many bytes of NDJSON make it worthwhile with some milliseconds of work.
 BLOCK_BYTES: Final = 256 << 10
@@ -141,12 +143,10 @@ async def receive_stream(
     intake = Intake(resources.settings)
     opened: AbstractContextManager[AnyWriter] = open_any(new_job, resources, intake, is_dry=query.dry_run)
     async with contextmanager_in_threadpool(opened) as writer:
-        lines = LineStore(writer, new_job, intake, resources)
+        lines = LineStore(writer, TASKS[new_job.spec.task].reads_pairs, intake, resources.settings, inflater)
         async for block in read_blocks(request):
-            await run_in_threadpool(lines.store, inflater.feed(block) if inflater else (block,))
-        if inflater:
-            inflater.finish()
-        return await run_in_threadpool(lines.finish)
+            await run_in_threadpool(lines.store, block)
+        return await run_in_threadpool(finish_lines, lines, writer, intake, resources)
 
 
 def submit_lines(blocks: Iterable[bytes], query: SubmissionQuery, resources: Resources) -> Submitted:
@@ -154,9 +154,16 @@ def submit_lines(blocks: Iterable[bytes], query: SubmissionQuery, resources: Res
     new_job = make_streamed_job(query, resources, None)
     intake = Intake(resources.settings)
     with open_any(new_job, resources, intake, is_dry=query.dry_run) as writer:
-        lines = LineStore(writer, new_job, intake, resources)
-        lines.store(blocks)
-        return lines.finish()
+        lines = LineStore(writer, TASKS[new_job.spec.task].reads_pairs, intake, resources.settings)
+        for block in blocks:
+            lines.store(block)
+        return finish_lines(lines, writer, intake, resources)
+
+
+def finish_lines(lines: "LineStore", writer: AnyWriter, intake: Intake, resources: Resources) -> Submitted:
+    lines.store_rest()
+    intake.look_again(resources.engine)
+    return finish(writer, resources)
 
 
 def check_output(request: Request, url: str | None, settings: Settings) -> None:
@@ -177,27 +184,34 @@ def check_output(request: Request, url: str | None, settings: Settings) -> None:
 
 
 class LineStore:
-    """A job that is written from blocks of NDJSON, within the limits of `intake`."""
+    """A job or a push that is written from blocks of NDJSON, perhaps compressed, within the limits of `intake`."""
 
-    def __init__(self, writer: AnyWriter, new_job: NewJob, intake: Intake, resources: Resources) -> None:
+    def __init__(
+        self,
+        writer: AnyWriter | PushWriter,
+        reads_pairs: bool,
+        intake: Intake,
+        settings: Settings,
+        inflater: Inflater | None = None,
+    ) -> None:
         self._writer = writer
         self._intake = intake
-        self._resources = resources
+        self._inflater = inflater
         self._reader = ItemReader(
-            max_line_bytes=resources.settings.max_line_bytes,
-            max_key_bytes=resources.settings.max_key_bytes,
-            reads_pairs=TASKS[new_job.spec.task].reads_pairs,
+            max_line_bytes=settings.max_line_bytes,
+            max_key_bytes=settings.max_key_bytes,
+            reads_pairs=reads_pairs,
         )
 
-    def store(self, blocks: Iterable[bytes]) -> None:
-        for block in blocks:
-            self._intake.take_bytes(len(block))
-            write_items(self._writer, self._reader.read(block), self._intake)
+    def store(self, block: bytes) -> None:
+        for piece in self._inflater.feed(block) if self._inflater else (block,):
+            self._intake.take_bytes(len(piece))
+            write_items(self._writer, self._reader.read(piece), self._intake)
 
-    def finish(self) -> Submitted:
+    def store_rest(self) -> None:
+        if self._inflater:
+            self._inflater.finish()
         write_items(self._writer, self._reader.finish(), self._intake)
-        self._intake.look_again(self._resources.engine)
-        return finish(self._writer, self._resources)
 
 
 def admit_job(new_job: NewJob, intake: Intake, connection: Connection) -> None:
@@ -261,7 +275,7 @@ def quote_objects(wanted: InputBody, new_job: NewJob, resources: Resources, inta
         return trial.finish()
 
 
-def write_items(writer: AnyWriter, items: Items, intake: Intake) -> None:
+def write_items(writer: AnyWriter | PushWriter, items: Items, intake: Intake) -> None:
     intake.take_items(len(items))
     writer.add_all(items)
 
@@ -380,7 +394,7 @@ def make_job(
 
 def make_wanted_spec(model: str, options: OptionsBody, resources: Resources) -> EncodingSpec:
     """Return the EncodingSpec of a model and options. Raise UnknownModel and InvalidOption."""
-    if options.prompt is not None and any(not is_storable(character) for character in options.prompt):
+    if options.prompt is not None and not is_storable(options.prompt):
         raise InvalidOption("The prompt contains a NUL character or half of a UTF-16 surrogate pair.")
     wanted = resolve_options(options)
     return make_spec(resources.registry.card(model, need=find_need(wanted)), wanted)
@@ -399,10 +413,6 @@ def resolve_options(options: OptionsBody) -> EncodingOptions:
             Place(reason, parameter="truncate") if is_stream else Place(reason, pointer="/options/truncate")
         )
         raise Problem(422, InvalidOption.code, f"{reason}.", errors=[place]) from error
-
-
-def is_storable(character: str) -> bool:
-    return character != "\0" and not "\ud800" <= character <= "\udfff"
 
 
 def make_inflater(request: Request, settings: Settings) -> Inflater | None:

@@ -10,7 +10,6 @@ from api.dependencies import ResourcesDependency
 from api.intake.file_uploads import receive_file
 from api.intake.idempotency import IdempotencyKey
 from api.intake.intake import Intake
-from api.intake.submissions import is_storable
 from api.problems import Place, Problem
 from api.serving import serve
 from api.streams.vector_streams import PieceResponse, start_reading
@@ -37,6 +36,7 @@ from vectormill.batches.request_batch import (
     parse_batch_name,
     parse_file_name,
 )
+from vectormill.collections.index_plan import is_storable
 
 router = APIRouter(tags=["batches"])
 file_router = APIRouter(tags=["files"])
@@ -118,8 +118,7 @@ def post_batch(
     is not returned again. Other metadata or another Idempotency-Key creates another batch.
     """
     Intake(resources.settings).look(resources.engine)  # its number of items is not known yet
-    words = "".join(word for pair in (body.metadata or {}).items() for word in pair)
-    if not all(map(is_storable, words)):
+    if not is_storable("".join(word for pair in (body.metadata or {}).items() for word in pair)):
         reason = "metadata contains a NUL character or half of a UTF-16 surrogate pair"
         raise Problem(422, "invalid-option", f"{reason}.", errors=[Place(reason, pointer="/metadata")])
     expires_after = body.output_expires_after

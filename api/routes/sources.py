@@ -1,9 +1,8 @@
 """Sources over HTTP: set, checked, shown and deleted; following of their tables, and pushing of rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
-from uuid import UUID
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
@@ -15,15 +14,14 @@ from api.intake.idempotency import IdempotencyKey
 from api.intake.intake import Intake
 from api.intake.requests import UnreadableItem
 from api.intake.requests import encode_metadata as check_values
-from api.intake.submissions import NDJSON_TYPES, make_inflater, read_blocks
+from api.intake.submissions import NDJSON_TYPES, LineStore, make_inflater, read_blocks
 from api.problems import Place, Problem
 from api.serving import serve
-from api.streams.ndjson import ItemReader
 from vectormill.collections.collections import find_generation
 from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.errors import InvalidOption, SourceFailed
+from vectormill.domain.task import TASKS
 from vectormill.files.roots import Roots
-from vectormill.jobs.item import Item
 from vectormill.settings import Settings
 from vectormill.sources import operations
 from vectormill.sources.bodies import (
@@ -44,11 +42,11 @@ from vectormill.sources.opening import SourceReport, check_source
 from vectormill.sources.pushes import PushWriter
 from vectormill.sources.reader import SourcePlace
 from vectormill.sources.source import (
+    NONE,
     Source,
     parse_options,
     parse_split,
     refuse_unfit,
-    takes_pairs,
 )
 from vectormill.sources.sources import delete_source, find_source, save_source
 
@@ -186,33 +184,19 @@ async def post_push(
     if media_type not in NDJSON_TYPES:
         raise unsupported_media_type(media_type, NDJSON_TYPES[0])
     settings = resources.settings
-    reader = ItemReader(
-        max_line_bytes=settings.max_line_bytes,
-        max_key_bytes=settings.max_key_bytes,
-        reads_pairs=await run_in_threadpool(find_whether_pairs, name, resources),
-    )
+    reads_pairs = await run_in_threadpool(find_whether_pairs, name, resources)
     inflater = make_inflater(request, settings)
     intake = Intake(settings)
-
-    def store(block: bytes) -> None:
-        for piece in inflater.feed(block) if inflater else (block,):
-            intake.take_bytes(len(piece))
-            write(writer, reader.read(piece), intake)
-
-    def store_rest() -> UUID:
-        if inflater:
-            inflater.finish()
-        write(writer, reader.finish(), intake)
-        return writer.finish()
-
     options: dict[str, object] = {"is_complete": query.complete}
     writer = PushWriter(resources.engine, name, options, idempotency_key=idempotency_key)
+    lines = LineStore(writer, reads_pairs, intake, settings, inflater)
     with resources.gates.uploads.enter():
         async with contextmanager_in_threadpool(writer):
             await run_in_threadpool(intake.look, resources.engine)
             async for block in read_blocks(request):
-                await run_in_threadpool(store, block)
-            run = await run_in_threadpool(store_rest)
+                await run_in_threadpool(lines.store, block)
+            await run_in_threadpool(lines.store_rest)
+            run = await run_in_threadpool(writer.finish)
     return PushBody(run=str(run), collection=name, num_items=writer.num_items, is_complete=query.complete)
 
 
@@ -223,10 +207,5 @@ def find_whether_pairs(name: str, resources: Resources) -> bool:
     """
     with resources.engine.connect() as connection:
         source = find_source(connection, name).source
-        return takes_pairs(source, find_generation(connection, name).spec)
-
-
-def write(writer: PushWriter, items: Sequence[Item], intake: Intake) -> None:
-    intake.take_items(len(items))
-    for item in items:
-        writer.add(item)
+        reads_pairs = TASKS[find_generation(connection, name).spec.task].reads_pairs
+        return reads_pairs and parse_split(source).by == NONE

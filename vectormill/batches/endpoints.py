@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
 import msgspec
 from msgspec import Meta
 
+from vectormill.collections.index_plan import is_storable
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec, list_options
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import EMBED, JUDGE, write_token_ids
@@ -50,7 +51,7 @@ def resolve_spec(registry: Registry, encoding: EncodingRequest) -> EncodingSpec:
     """
     options = encoding.options
     card = registry.card(encoding.model, need=find_need(options))
-    if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in options.prompt or ""):
+    if not is_storable(options.prompt or ""):
         raise InvalidOption("prompt must not contain a NUL character or an unpaired UTF-16 surrogate.")
     if encoding.input_type is not None:
         if options.prompt is not None:

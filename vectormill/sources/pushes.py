@@ -143,6 +143,11 @@ class PushWriter:
             connection.execute(BEGIN_RUN, values)
         return self
 
+    def add_all(self, items: Items) -> None:
+        """Add rows, and write each part that is full."""
+        for item in items:
+            self.add(item)
+
     def add(self, item: Item) -> None:
         """Add a row, and write a part if it is full."""
         key = item.key.encode()

@@ -314,8 +314,3 @@ def refuse_unfit(source: Source, spec: EncodingSpec | None) -> None:
         raise InvalidOption(f"{spec.model!r} compares two texts{how_to_pair}.")
     if parse_split(source).by != NONE:
         raise InvalidOption("Pairs of texts cannot be split; remove split.")
-
-
-def takes_pairs(source: Source, spec: EncodingSpec) -> bool:
-    """Return True if pushed rows may have a second text."""
-    return TASKS[spec.task].reads_pairs and parse_split(source).by == NONE
