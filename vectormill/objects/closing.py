@@ -154,9 +154,8 @@ def _write_part(held: HeldOutput, group: Sequence[OutputPart]) -> None:
     name = name_part(group[0].name)
     url = f"{held.url}/{name}"
     try:
-        num_bytes = describe_object(
-            url, held.roots
-        ).num_bytes  # of a process that was killed before it was recorded
+        # Of a process that was killed before it was recorded.
+        num_bytes = describe_object(url, held.roots).num_bytes
     except ObjectChanged:
         content = _encode(held, group)
         write_object(url, content, held.roots)

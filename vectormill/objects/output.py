@@ -17,11 +17,7 @@ from vectormill.domain.errors import OutputTaken
 from vectormill.domain.states import States
 from vectormill.files.roots import NOWHERE, Roots
 from vectormill.objects.iceberg import SCHEME, prepare_table
-from vectormill.objects.store import (
-    delete_object,
-    list_folder,
-    write_object,
-)
+from vectormill.objects.store import delete_object, list_folder, write_object
 from vectormill.settings import Settings
 from vectormill.work.loop import Held
 from vectormill.work.work import Lease, Work, claim
@@ -102,19 +98,14 @@ def take_place(url: str, job_id: UUID, spec: EncodingSpec, settings: Settings) -
     if url.startswith(SCHEME):
         folder, schema = prepare_table(url, job_id, spec)
         place = OutputPlace(folder, url, schema)
-    _take_folder(place.url, job_id, Roots.of(settings, "output_root"))
-    return place
-
-
-def _take_folder(url: str, job_id: UUID, roots: Roots) -> None:
-    content = msgspec.json.encode({"job_id": str(job_id)})
-    is_taken = any(True for _ in list_folder(url, roots)) or not write_object(
-        f"{url}/{OWNER}", content, roots, only_new=True
-    )
+    roots, content = Roots.of(settings, "output_root"), msgspec.json.encode({"job_id": str(job_id)})
+    is_taken = any(True for _ in list_folder(place.url, roots))
+    is_taken = is_taken or not write_object(f"{place.url}/{OWNER}", content, roots, only_new=True)
     if is_taken:
         raise OutputTaken(
-            f"{url} is not empty. Give a folder that has no objects yet: each job needs one of its own."
+            f"{place.url} is not empty. Give a folder that has no objects yet: each job needs one of its own."
         )
+    return place
 
 
 def leave_folder(url: str, settings: Settings) -> None:
