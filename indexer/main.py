@@ -14,11 +14,9 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 
-from indexer.batches import BatchKeeper
 from indexer.context import RunContext
 from indexer.follower import Follower
-from indexer.inputs import InputKeeper
-from indexer.outputs import OutputKeeper
+from indexer.keepers import BatchKeeper, InputKeeper, OutputKeeper
 from indexer.phases import Tools, carry_out
 from indexer.reindexing import open_run_source
 from vectormill.db.outages import DATABASE_ERRORS

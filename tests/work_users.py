@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import pyarrow.parquet as pq
 from sqlalchemy import Connection, Engine, text
 
-from indexer.batches import process_batch
 from indexer.context import RunContext
+from indexer.keepers import process_batch
 from indexer.phases import Tools, carry_out
 from scheduler.webhooks import attempt
 from tests.api_server import encode_waiting

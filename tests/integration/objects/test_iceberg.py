@@ -15,7 +15,7 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
-from indexer.outputs import OutputKeeper
+from indexer.keepers import OutputKeeper
 from tests.api_server import SMALL, api_client, assert_problem
 from tests.architecture.sources import ROOT
 from tests.database import ask, execute
@@ -47,7 +47,7 @@ import os, signal, sys
 from pathlib import Path
 from vectormill.objects import closing
 from vectormill.settings import Settings
-from indexer.outputs import OutputKeeper
+from indexer.keepers import OutputKeeper
 closing._write_manifest = lambda *rest: os.kill(os.getpid(), signal.SIGKILL)
 OutputKeeper(sys.argv[1], Settings(lease_seconds=30), "killed").step()
 """

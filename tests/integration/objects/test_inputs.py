@@ -17,7 +17,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
 from api.intake import submissions
-from indexer.inputs import InputKeeper
+from indexer.keepers import InputKeeper
 from tests.api_server import SMALL, assert_problem, count_jobs, delete
 from tests.commands import run
 from tests.database import ask, execute

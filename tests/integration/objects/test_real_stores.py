@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine
 
-from indexer.outputs import OutputKeeper
+from indexer.keepers import OutputKeeper
 from tests.database import ask, execute
 from tests.environments import make_environment, make_node_package
 from tests.integration.objects.test_outputs import assert_vectors, submit_rows

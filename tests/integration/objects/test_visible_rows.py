@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, event, text
 
-from indexer.outputs import OutputKeeper
+from indexer.keepers import OutputKeeper
 from tests.database import ask, execute, load_payload
 from tests.integration.objects.conftest import Place
 from tests.integration.work.test_contract import Killed

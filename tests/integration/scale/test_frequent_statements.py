@@ -13,8 +13,8 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import Engine, event, text
 
-from indexer.batches import keep_next
 from indexer.follower import Follower
+from indexer.keepers import keep_next
 from scheduler.index_maintainer import IndexMaintainer
 from scheduler.pruner import Pruner
 from scheduler.reaper import Reaper
