@@ -174,8 +174,7 @@ def verify_certificate(file: str | None, data_dir: Path | None) -> Outcome:
     from vectormill.models.registry import open_registry
     from vectormill.settings import load_settings
     from worker.certificates.certificate import find_newest, read_certificate
-    from worker.certificates.measuring import Machine
-    from worker.certificates.verifying import verify
+    from worker.certificates.measuring import Machine, verify
 
     settings = load_settings(data_dir=data_dir)
     path = find_newest(settings.data_dir) if file is None else Path(file)

@@ -242,7 +242,7 @@ LIST_SCRUBBED: Final = text("""
     SELECT key, seq FROM vectormill.tombstones
      WHERE collection_id = :collection_id AND scrubbed_at IS NULL AND seq <= :seq AND deleted_at < :began
        AND key > :after
-     ORDER BY key LIMIT :limit
+     ORDER BY key LIMIT 1000
 """)
 
 MARK_SCRUBBED: Final = text("""
@@ -252,12 +252,9 @@ MARK_SCRUBBED: Final = text("""
 """)
 
 
-def finish_pass(connection: Connection, wanted: Pass, after: str, limit: int = 1000) -> str | None:
-    """Mark the next `limit` tombstones of a pass, after key `after`, as scrubbed. Return the last key, or None at the
-    end.
-    """
-    values = {**asdict(wanted), "after": after, "limit": limit}
-    rows = connection.execute(LIST_SCRUBBED, values).all()
+def finish_pass(connection: Connection, wanted: Pass, after: str) -> str | None:
+    """Mark the next tombstones of a pass, after key `after`, as scrubbed. Return the last key, or None at the end."""
+    rows = connection.execute(LIST_SCRUBBED, {**asdict(wanted), "after": after}).all()
     if not rows:
         return None
     keys, seqs = [row.key for row in rows], [row.seq for row in rows]
@@ -298,16 +295,16 @@ DELETE_SCRUBBED: Final = text("""
           LEFT JOIN kept ON kept.collection_id = buried.collection_id
          WHERE scrubbed_at < now() - make_interval(secs => :kept_seconds)
            AND (kept.place IS NULL OR buried.seq < kept.place)
-         LIMIT :limit FOR UPDATE OF buried SKIP LOCKED))
+         LIMIT 10000 FOR UPDATE OF buried SKIP LOCKED))
     RETURNING 1
 """)
 
 
-def delete_scrubbed(connection: Connection, kept_seconds: float = 3600.0, limit: int = 10_000) -> int:
-    """Delete up to `limit` tombstones that were scrubbed at least `kept_seconds` ago, and return their number.
+def delete_scrubbed(connection: Connection, kept_seconds: float = 3600.0) -> int:
+    """Delete up to 10,000 tombstones that were scrubbed at least `kept_seconds` ago, and return their number.
 
     Those of a collection that was created less than 25 times as long ago are kept, and those that are newer than a job
     by reference.
     """
-    values = {"kept_seconds": float(kept_seconds), "limit": limit, "mark": MARK}
+    values = {"kept_seconds": float(kept_seconds), "mark": MARK}
     return len(connection.execute(DELETE_SCRUBBED, values).all())

@@ -220,13 +220,13 @@ LIST_QUEUED = text("""
     SELECT chunk.id, chunk.dispatch_seq, chunk.job_id, chunk.seq, chunk.num_items, job.model, job.priority
       FROM vectormill.chunks AS chunk
      CROSS JOIN LATERAL (SELECT model, priority FROM vectormill.jobs WHERE id = chunk.job_id LIMIT 1) AS job
-     WHERE chunk.state = 'queued' ORDER BY chunk.queued_at LIMIT :limit
+     WHERE chunk.state = 'queued' ORDER BY chunk.queued_at LIMIT 10000
 """)
 
 
-def list_queued(connection: Connection, limit: int = 10_000) -> list[Dispatch]:
+def list_queued(connection: Connection) -> list[Dispatch]:
     """List dispatches that nobody has claimed, the oldest first."""
-    return [Dispatch(*row) for row in connection.execute(LIST_QUEUED, {"limit": limit})]
+    return [Dispatch(*row) for row in connection.execute(LIST_QUEUED)]
 
 
 # The dispatch number distinguishes this dispatch from a later one of the same chunk. A locked row is being

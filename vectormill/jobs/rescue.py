@@ -13,7 +13,7 @@ from vectormill.jobs.job import RECEIVED_JOB_STATES
 RESCUE_EXPIRED = text("""
     WITH expired AS (
         SELECT id FROM vectormill.chunks WHERE state = 'leased' AND lease_until < now()
-         ORDER BY lease_until LIMIT :limit FOR UPDATE SKIP LOCKED
+         ORDER BY lease_until LIMIT 1000 FOR UPDATE SKIP LOCKED
     ), rescued AS (
         UPDATE vectormill.chunks AS chunk
            SET state = 'pending', lapsed = lapsed + 1, attempt = greatest(attempt - 1, 0),
@@ -46,12 +46,12 @@ def read_clock(connection: Connection) -> float:
     return float(connection.execute(text("SELECT extract(epoch FROM now())::float8")).scalar_one())
 
 
-def rescue_expired_chunks(connection: Connection, limit: int = 1000) -> int:
+def rescue_expired_chunks(connection: Connection) -> int:
     """Make chunks whose lease has expired `pending` again, and count a lapse for each.
 
     Return the number of chunks.
     """
-    return len(connection.execute(RESCUE_EXPIRED, {"limit": limit}).all())
+    return len(connection.execute(RESCUE_EXPIRED).all())
 
 
 def rescue_unclaimed_chunks(connection: Connection, timeout_seconds: float, limit: int = 1000) -> int:

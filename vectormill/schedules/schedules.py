@@ -5,7 +5,7 @@ transaction, and runs are unique by (schedule_id, due_at). So concurrent schedul
 any statement, neither create a second run nor lose one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -71,7 +71,6 @@ FIND_SCHEDULE = text(f"{SCHEDULES_WITH_RUNS} WHERE schedules.name = :name")
 
 LIST_SCHEDULES = text(f"""{SCHEDULES_WITH_RUNS}
      WHERE schedules.id > coalesce(CAST(:after AS bigint), 0)
-       AND (CAST(:collection AS text) IS NULL OR collections.name = CAST(:collection AS text))
      ORDER BY schedules.id
      LIMIT CAST(:limit AS integer)
 """)
@@ -86,10 +85,10 @@ def find_schedule(connection: Connection, name: str) -> Schedule:
 
 
 def list_schedules(
-    connection: Connection, *, collection: str | None = None, after: int | None = None, limit: int = 200
+    connection: Connection, *, after: int | None = None, limit: int = 200
 ) -> Sequence[Schedule]:
     """List schedules, oldest first; `after` is the id of the last schedule of the previous page."""
-    values = {"collection": collection, "after": after, "limit": limit}
+    values = {"after": after, "limit": limit}
     return [Schedule(**row._mapping) for row in connection.execute(LIST_SCHEDULES, values)]
 
 
@@ -152,7 +151,7 @@ LOCK_SCHEDULE = text("""
 
 CHANGE_SCHEDULE = text("""
     UPDATE vectormill.schedules
-       SET cron = :cron, timezone = :timezone, overlap = :overlap, options = CAST(:options AS jsonb),
+       SET cron = :cron, timezone = :timezone, overlap = :overlap,
            next_due_at = coalesce(CAST(:next_due_at AS timestamptz), next_due_at), updated_at = now()
      WHERE id = :id
 """)
@@ -165,7 +164,6 @@ def change_schedule(
     cron: str | None = None,
     timezone: str | None = None,
     overlap: str | None = None,
-    options: Mapping[str, Any] | None = None,
 ) -> Schedule:
     """Change a schedule; fields that are None stay as they are.
 
@@ -177,7 +175,6 @@ def change_schedule(
         "cron": row.cron if cron is None else check_cron(cron),
         "timezone": row.timezone if timezone is None else timezone,
         "overlap": row.overlap if overlap is None else check_overlap(overlap),
-        "options": to_jsonb(row.options if options is None else dict(options)),
         "next_due_at": None,
     }
     find_timezone(values["timezone"])

@@ -1,4 +1,4 @@
-"""Measure how well a model agrees with its reference, in each way that this machine can run it.
+"""Measure how well a model agrees with its reference, in each way that this machine can run it, and measure it again.
 
 The reference is computed in a process of its own (worker/model/plain.py). The engine encodes the same texts
 alone, together in batches, and together in a newly started model process.
@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from hashlib import file_digest
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,9 @@ from worker.certificates.certificate import (
     Measurement,
     Method,
     Unmeasured,
+    describe_changes,
+    find_breaches,
+    find_changed_files,
     find_promise,
     make_measurement,
 )
@@ -435,3 +438,55 @@ def find_versions() -> Mapping[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The differences from a certificate: failures, and notes on circumstances, both as sentences.
+
+    `found` is what was measured now; None if the model is another one, so that nothing was measured.
+    """
+
+    certified: Certificate
+    found: Certificate | None
+    notes: Sequence[str]
+    failures: Sequence[str]
+
+    def to_json(self) -> dict[str, Any]:
+        now = self.certified if self.found is None else self.found
+        return {
+            "model": self.certified.model,
+            "is_as_certified": not self.failures,
+            "failures": list(self.failures),
+            "notes": list(self.notes),
+            "method": now.to_json()["method"],
+            "measurements": [] if self.found is None else self.found.to_json()["measurements"],
+        }
+
+
+def verify(certified: Certificate, card: ModelCard, machine: Machine, tell: Tell) -> Verdict:
+    """Measure again and compare with the certified bounds.
+
+    Nothing is measured if the model's files differ. Raises ModelError if this machine can measure nothing of
+    it.
+    """
+    combinations = [each.combination for each in certified.measurements]
+    failures = find_changed_files(certified, digest_files(card))
+    if (card.revision, "+".join(card.pooling)) != (certified.spec.revision, certified.spec.pooling):
+        failures.append(
+            f"{card.name} is registered as {card.revision} with {'+'.join(card.pooling)} pooling, and was "
+            f"{certified.spec.revision} with {certified.spec.pooling} pooling."
+        )
+    if failures:
+        return Verdict(certified, None, (), failures)
+    found = measure(card, certified.spec, certified.method.seed, combinations, machine, tell)
+    notes = [f"Not measured here: {each.combination}: {each.reason}" for each in found.unmeasured]
+    was = {each.combination: each for each in certified.measurements}
+    now = describe_circumstances(machine.inventory, [each.combination for each in found.measurements])
+    notes += describe_changes(certified.circumstances, now)
+    if certified.method.reference != found.method.reference:
+        notes.append(f"The reference is {found.method.reference} here, and was {certified.method.reference}.")
+    failures = [
+        breach for each in found.measurements for breach in find_breaches(was[each.combination], each)
+    ]
+    return Verdict(certified, found, notes, failures)

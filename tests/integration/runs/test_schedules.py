@@ -326,7 +326,6 @@ def test_schedules_are_listed_in_pages(engine: Engine, docs: Schedule) -> None:
         first = list_schedules(connection, limit=2)
         assert [found.name for found in first] == ["docs", "nightly"]
         assert [found.name for found in list_schedules(connection, after=first[-1].id)] == ["b"]
-        assert list_schedules(connection, collection="nothing") == []
 
 
 FILL = text("""
