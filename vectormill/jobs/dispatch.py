@@ -50,6 +50,12 @@ class WorkerCapacity:
     outstanding_tokens: int
 
 
+NEXT_CHUNK: Final = """LATERAL (
+    SELECT estimated_tokens AS chunk_tokens
+      FROM vectormill.chunks
+     WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now()
+     ORDER BY chunks.seq LIMIT 1) AS next_chunk"""
+
 # The limit is per model, so that thousands of jobs whose model no worker serves do not hide those of another.
 # A job ages while it makes no progress, and not while it is served; otherwise a bulk job that runs all night
 # would overtake everything else. The statement runs ten times a second or more, so it reads the beginning of
@@ -64,11 +70,7 @@ LIST_DEMANDS = text(f"""
              CROSS JOIN LATERAL (
                    SELECT id, jobs.seq, model, priority, updated_at, chunk_tokens, num_open_chunks
                      FROM vectormill.jobs
-                    CROSS JOIN LATERAL (
-                          SELECT estimated_tokens AS chunk_tokens
-                            FROM vectormill.chunks
-                           WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now()
-                           ORDER BY chunks.seq LIMIT 1) AS next_chunk
+                    CROSS JOIN {NEXT_CHUNK}
                     WHERE jobs.model = served.model AND jobs.state IN {DISPATCHED_JOB_STATES}
                       AND coalesce(jobs.generation_id, 0) <> ALL(ARRAY(SELECT id FROM held))
                     ORDER BY priority, jobs.seq
@@ -76,11 +78,7 @@ LIST_DEMANDS = text(f"""
              UNION
             SELECT id, jobs.seq, model, priority, updated_at, chunk_tokens, num_open_chunks
               FROM vectormill.jobs
-             CROSS JOIN LATERAL (
-                   SELECT estimated_tokens AS chunk_tokens
-                     FROM vectormill.chunks
-                    WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now()
-                    ORDER BY chunks.seq LIMIT 1) AS next_chunk
+             CROSS JOIN {NEXT_CHUNK}
              WHERE id = ANY(CAST(:aged AS uuid[])) AND jobs.state IN {DISPATCHED_JOB_STATES}
                AND coalesce(jobs.generation_id, 0) <> ALL(ARRAY(SELECT id FROM held))) AS waiting
 """)
