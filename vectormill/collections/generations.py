@@ -4,6 +4,7 @@ A writer holds a shared advisory lock on the collection's name until COMMIT; a c
 exclusively. The lock is not on the row, since a row lock would be written to disk with every put.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
@@ -88,6 +89,17 @@ def find_generation_by_id(connection: Connection, generation_id: int) -> Generat
     return None if row is None else read_generation(row)
 
 
+def find_locked(
+    connection: Connection, generation_id: int, lock: Callable[[Connection, str], None] = lock_collection
+) -> Generation | None:
+    """Return the generation as it is under the lock of its collection, in any state, or None."""
+    generation = find_generation_by_id(connection, generation_id)
+    if generation is None:
+        return None
+    lock(connection, generation.collection)
+    return find_generation_by_id(connection, generation_id)
+
+
 def find_spec(connection: Connection, fingerprint: str) -> EncodingSpec | None:
     """Return the spec with this fingerprint, or None if no generation has it."""
     spec = connection.execute(FIND_SPEC, {"fingerprint": fingerprint}).scalar_one_or_none()
@@ -99,10 +111,7 @@ def find_written(connection: Connection, generation_id: int) -> Generation:
 
     Raise Conflict unless it is live or being built.
     """
-    generation = find_generation_by_id(connection, generation_id)
-    if generation is not None:
-        share_collection(connection, generation.collection)
-        generation = find_generation_by_id(connection, generation_id)
+    generation = find_locked(connection, generation_id, share_collection)
     if generation is None or generation.state not in (LIVE, BUILDING):
         state = "no longer exists" if generation is None else f"is {generation.state}"
         raise Conflict(

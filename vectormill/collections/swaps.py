@@ -35,8 +35,8 @@ from vectormill.collections.generations import (
     GENERATION_COLUMNS,
     IS_CARRIED_FROM,
     find_building,
-    find_generation_by_id,
     find_in_state,
+    find_locked,
     lock_collection,
     read_generation,
 )
@@ -178,10 +178,7 @@ def swap_generations(
     Return None if twin jobs lag behind, so that the caller tries again. Call in a transaction with short lock
     time-outs. Raise Conflict if the generation was discarded, and SwapRefused if the view cannot be replaced.
     """
-    building = find_generation_by_id(connection, building_id)
-    if building is not None:
-        lock_collection(connection, building.collection)
-        building = find_generation_by_id(connection, building_id)
+    building = find_locked(connection, building_id)
     if building is None or building.state not in (BUILDING, LIVE):
         raise Conflict(f"Generation {building_id} was discarded meanwhile, so it does not become live.")
     if building.state == LIVE:
@@ -432,10 +429,7 @@ def discard_generation(connection: Connection, generation_id: int) -> Generation
 
     The scheduler soon ends its jobs and drops its tables. Raise Conflict if it is live or does not exist.
     """
-    generation = find_generation_by_id(connection, generation_id)
-    if generation is not None:
-        lock_collection(connection, generation.collection)
-        generation = find_generation_by_id(connection, generation_id)
+    generation = find_locked(connection, generation_id)
     if generation is None or generation.state not in (BUILDING, RETIRED):
         state = "no longer exists" if generation is None else f"is {generation.state}"
         raise Conflict(

@@ -206,23 +206,13 @@ def _upsert(
     the number of items whose key comes again behind them.
     """
     taken = items if len(stored) == len(items) else Items.of(items).take(stored.tolist())
+    target = generation_id, claim.job_seq
     if claim.is_fill:
         with driver_of(connection).cursor() as cursor:
             if hold_fill(cursor, generation_id, claim.job_id):
-                columns = Items.of(taken)
-                copy_rows(
-                    cursor,
-                    generation_id,
-                    claim.job_seq,
-                    columns,
-                    results,
-                    claim.spec,
-                    keep_text=claim.keep_text,
-                )
+                copy_rows(cursor, *target, Items.of(taken), results, claim.spec, keep_text=claim.keep_text)
                 return 0
-    return upsert_rows(
-        connection, generation_id, claim.job_seq, taken, results, claim.spec, keep_text=claim.keep_text
-    )
+    return upsert_rows(connection, *target, taken, results, claim.spec, keep_text=claim.keep_text)
 
 
 def read_own_records(connection: Connection, claim: Claim) -> Records:
