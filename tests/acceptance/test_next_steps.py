@@ -143,6 +143,7 @@ def test_a_printed_command_does_what_its_sentence_says(place: Place) -> None:
 
 
 def test_the_commands_of_a_stack_that_is_ready_encode_and_find_a_file(place: Place) -> None:
+    wait_for(lambda: "\nready" in place.stack.log.read_text(), 60)
     log = place.stack.log.read_text()
     told = place.run(*place.take("submit 1 --collection docs", log, FILE="texts.jsonl"))
     place.run(*place.take("status 1 --watch", told))
