@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
+from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow.parquet as pq
@@ -477,7 +478,7 @@ class Inputs:
             ask(engine, writer._write_part)
             writer.hand_over(wanted, lambda _, job: None)
 
-    _settings = Settings(chunk_max_items=2)
+    _settings = Settings(chunk_max_items=2, source_root=(Path("/"),))
 
     def claim(self, connection: Connection, lease_seconds: float = 30) -> Claimed | None:
         claimed = claim_input(connection, "test", lease_seconds)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, get_args
 
 from vectormill.addresses import is_loopback_host
 from vectormill.domain.errors import Conflict, Unavailable
@@ -28,7 +28,7 @@ from vectormill.processes.lifetimes import end_child
 from vectormill.processes.logs import open_log, tail_of
 from vectormill.processes.stopping import StopSignals
 from vectormill.processes.supervisor import ChildNotReady, ChildSpec, Supervisor
-from vectormill.settings import PREFIX, Settings, describe_data_dir, drop_secrets
+from vectormill.settings import PREFIX, Server, Settings, describe_data_dir, drop_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -86,14 +86,8 @@ def run_up(options: UpOptions, out: TextIO = sys.stdout) -> int:
         logger.warning(AS_ROOT)
     with StopSignals() as stopping:
         settings = options.settings
-        stack = EmbeddedStack(
-            settings.data_dir,
-            database_url=settings.database_url,
-            redis_url=settings.redis_url,
-            owner_database_url=settings.owner_database_url,
-            reader_database_url=settings.reader_database_url,
-            stopping=stopping,
-        )
+        given = {name: getattr(settings, name) for name in get_args(Server)}
+        stack = EmbeddedStack(settings.data_dir, stopping=stopping, **given)
         try:
             stack.start()
             _run_children(options, stack, stopping, out)
@@ -115,7 +109,7 @@ def _run_children(options: UpOptions, stack: EmbeddedStack, stopping: threading.
     }
     for name in ROOTS:
         environ[PREFIX + name.upper()] = os.pathsep.join(map(str, getattr(settings, name) or (Path.cwd(),)))
-    owner, reader = stack.owner_database_url, stack.reader_database_url
+    owner, reader = stack.urls["owner_database_url"], stack.urls["reader_database_url"]
     of_owner = environ | ({} if owner is None else {OF_ROLES[0]: owner})
     environ |= {} if reader is None else {OF_ROLES[1]: reader}
     logs = stack.data_dir / "logs"

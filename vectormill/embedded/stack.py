@@ -42,22 +42,18 @@ class EmbeddedStack:
         self,
         data_dir: Path,
         *,
-        database_url: str | None = None,
-        redis_url: str | None = None,
-        owner_database_url: str | None = None,
-        reader_database_url: str | None = None,
         stopping: threading.Event | None = None,
+        **given: str | None,
     ) -> None:
-        """Create the stack without starting it.
+        """Create the stack without starting it; `given` are URLs by the names of their settings.
 
         Setting `stopping` cancels a start in progress and every restart.
         """
         self.data_dir = data_dir.expanduser().absolute()
         self._stopping = stopping or threading.Event()
         self._lock = DirectoryLock(self.data_dir / LOCK_NAME)
-        self._urls = {"postgres": database_url, "valkey": redis_url}
-        self._is_own = database_url is None
-        self._roles = {"owner": owner_database_url, "reader": reader_database_url}
+        self._given = given
+        self._urls = {"postgres": given.get("database_url"), "valkey": given.get("redis_url")}
         own: tuple[EmbeddedServer, ...] = (
             EmbeddedPostgres(self.data_dir, cancelled=self._stopping),
             EmbeddedValkey(self.data_dir, cancelled=self._stopping),
@@ -67,29 +63,29 @@ class EmbeddedStack:
         self._watches: list[threading.Thread] = []
 
     @property
+    def urls(self) -> dict[str, Any]:
+        """Return the URLs of Postgres for its roles, and of Valkey, by the names of their settings, once they run.
+
+        Owner and reader are None if Postgres was given, and they were not.
+        """
+        urls = {name: self._given.get(name) for name in get_args(Server)} | {"redis_url": self.redis_url}
+        if self._given.get("database_url") is None:
+            roles, admin_url = Roles(), self._url("postgres")
+            urls["database_url"] = derive_url(admin_url, roles.service)
+            urls["owner_database_url"] = derive_url(admin_url, roles.owner)
+            urls["reader_database_url"] = derive_url(admin_url, roles.reader)
+        return urls
+
+    @property
     def database_url(self) -> str:
         """Return the SQLAlchemy URL of Postgres for services; available once the stack has started."""
-        return derive_url(self._url("postgres"), Roles().service) if self._is_own else self._url("postgres")
-
-    @property
-    def owner_database_url(self) -> str | None:
-        """Return the URL for migrations; None if it is that of services."""
-        return derive_url(self._url("postgres"), Roles().owner) if self._is_own else self._roles["owner"]
-
-    @property
-    def reader_database_url(self) -> str | None:
-        """Return the URL for queries of sources; None if it is that of services."""
-        return derive_url(self._url("postgres"), Roles().reader) if self._is_own else self._roles["reader"]
+        url: str = self.urls["database_url"]
+        return url
 
     @property
     def redis_url(self) -> str:
         """Return the URL of Valkey; available once the stack has started."""
         return self._url("valkey")
-
-    @property
-    def urls(self) -> dict[str, Any]:
-        """Return all URLs of servers, by the names of their settings."""
-        return {name: getattr(self, name) for name in get_args(Server)}
 
     def _url(self, name: str) -> str:
         url = self._urls[name]
