@@ -35,24 +35,20 @@ def find_roles(settings: Settings) -> tuple[Roles, dict[str, str]]:
 
     Raise ConfigurationError if two have the same role.
     """
-    found, passwords = asdict(Roles()), {}
-    urls = {
-        "owner": settings.owner_database_url,
-        "service": settings.database_url if settings.owner_database_url else None,
-        "reader": settings.reader_database_url,
-    }
-    for purpose, url in urls.items():
-        parts = urlsplit(url or "")
-        if parts.username:
-            found[purpose] = unquote(parts.username)
-            if parts.password:
-                passwords[found[purpose]] = unquote(parts.password)
-    if len(set(found.values())) < len(found):
+    service = settings.database_url if settings.owner_database_url else None
+    urls = [
+        urlsplit(url or "") for url in (settings.owner_database_url, service, settings.reader_database_url)
+    ]
+    defaults = asdict(Roles()).values()
+    names = [unquote(url.username or default) for url, default in zip(urls, defaults, strict=True)]
+    if len(set(names)) < len(names):
         raise ConfigurationError(
             "Owner, service and reader need a role each: VECTORMILL_OWNER_DATABASE_URL, VECTORMILL_DATABASE_URL and "
             "VECTORMILL_READER_DATABASE_URL must have different users."
         )
-    return Roles(**found), passwords
+    return Roles(*names), {
+        name: unquote(url.password) for name, url in zip(names, urls, strict=True) if url.password
+    }
 
 
 def connect_alone(url: str) -> psycopg.Connection[Any]:
