@@ -44,7 +44,7 @@ class Servers:
 
 def serve_api(servers: Servers, points: CrashPoints, pipe: Pipe) -> None:
     engine = watched_engine(servers, points)
-    app = create_app(Settings(chunk_max_items=1), engine)
+    app = create_app(Settings(chunk_max_items=1, open_loopback=True), engine)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pipe.send(listener.getsockname()[1])
         ApiServer(uvicorn.Config(app, log_config=None), app.state.stop_request).run(sockets=[listener])
