@@ -34,7 +34,7 @@ from deploy.environment import (
 CHART: Final = ROOT / "deploy/helm/vectormill"
 IMAGES: Final = ("api", "worker")
 SUMS: Final = "SHA256SUMS"
-# What a signature is for, which ssh-keygen calls its namespace.
+# ssh-keygen writes this namespace into a signature, so that a signature made for another purpose does not verify.
 NAMESPACE: Final = "vectormill-release"
 VERIFY: Final = f"""Publish the public key where nobody who can change the files can change it, as a line in a file
 `allowed_signers`: the word releases, and then the words of the .pub file. Everybody verifies the release by:

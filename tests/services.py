@@ -81,7 +81,8 @@ def settings_of(admin_url: str) -> Settings:
     return Settings(database_url=service, owner_database_url=owner, reader_database_url=reader)
 
 
-# What tests do to a database besides: they gather statistics, empty tables, let statements fail, and draw ids.
+# Tests need these rights in addition, because they gather statistics, empty tables, make statements fail and set ids.
+# Processes that `vectormill up` starts, as in tests/acceptance and tests/blackbox, do not have them.
 FOR_TESTS = """
     GRANT TRUNCATE, TRIGGER, MAINTAIN ON ALL TABLES IN SCHEMA vectormill TO vectormill_service;
     GRANT UPDATE ON ALL SEQUENCES IN SCHEMA vectormill TO vectormill_service

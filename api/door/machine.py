@@ -25,7 +25,7 @@ from vectormill.settings import Settings
 
 # The entry of a request's ASGI scope that holds the user at the other end of its connection, or None.
 USER: Final = "vectormill.user"
-# Whoever sends one of these forwards what somebody else has sent.
+# A request with one of these headers was forwarded by a proxy, so that its connection says nothing about its sender.
 FORWARDED: Final = frozenset(
     (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
 )

@@ -54,7 +54,7 @@ def find_loaded_modules(program: str, of: str = "") -> frozenset[str]:
 
 
 def test_only_the_reading_process_and_model_processes_load_what_reads_a_models_files() -> None:
-    """Whatever others need of a model stands in its card; their tokenizers' JSON is read by `json_files`."""
+    """Other processes take what they need of a model from its card, and read only the JSON of its tokenizer."""
     modules = (
         "api.app, indexer.main, scheduler.main, vectormill.cli.app, worker.app, worker.launcher, worker.local"
     )

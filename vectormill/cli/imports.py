@@ -122,7 +122,7 @@ def import_vectors(
     columns = ImportColumns(key, vector, text, tuple(metadata or ()), metadata_json, content_hash)
     stated = {"model": model, **asdict(options)}
     with endpoint.connected(api_url, data_dir) as client, keys.connected(data_dir) as (engine, settings):
-        # What this command reads, it reads with the rights of its user.
+        # The command runs with the rights of its own user, so it may read every file that this user may read.
         own = settings.model_copy(update={"source_root": ANYWHERE.folders})
         place = SourcePlace(engine, own, open_registry(settings), collection=collection)
         opened = open_source(source, sql, url_env, url_file, columns, place)

@@ -31,11 +31,12 @@ LIST_RATIO: Final = 32
 FOOTER_BYTES: Final = 32 << 20
 # A larger dictionary is not read for its longest value.
 DICTIONARY_BYTES: Final = 4 << 20
-# A number in memory with its levels.
+# One number takes this much memory together with its repetition and definition levels.
 NUMBER_BYTES: Final = 12
 
-# Of https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift: the type of a page, the
-# encoding DELTA_BYTE_ARRAY, in which a value may be the one before with another end, and codecs as pyarrow names them.
+# These numbers are defined by https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift:
+# DICTIONARY_PAGE is the type of a page. PREFIXES is the encoding DELTA_BYTE_ARRAY, which stores of a value only the end
+# that differs from the value before it. CODECS has the codecs by the names that pyarrow gives them.
 DICTIONARY_PAGE: Final = 2
 PREFIXES: Final = 7
 CODECS: Final = {1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}

@@ -60,7 +60,7 @@ def replace_by_pipe(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Hostile:
-    """What a stranger does to the files of a model, the file that is told, and words of the sentence."""
+    """A change that a stranger makes to a model's files, and the file and the words that the refusal must name."""
 
     do: Callable[[Path], object]
     file: str

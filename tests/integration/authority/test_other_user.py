@@ -111,6 +111,7 @@ JOB = {"items": [{"key": "a", "text": "one"}], "options": {"dimensions": 8}}
 def run_as(uid: int, program: str, *arguments: str) -> str:
     """Run a program of Python as another user of this machine; return what it prints."""
     if os.geteuid() != 0:
+        # Nobody but root can become a second user, so the tests that need one are skipped elsewhere.
         pytest.skip("only root can start a process of another user")
     command = [sys.executable, "-I", "-c", program, *arguments]
     done = subprocess.run(

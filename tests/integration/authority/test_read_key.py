@@ -29,7 +29,8 @@ from vectormill.sources.reader import SourceAssembler
 from vectormill.sources.source import FILES, Source
 from vectormill.sources.sources import save_source
 
-# Of what users and queries of URLs consist (RFC 3986), long enough not to be part of a sentence.
+# Secrets have the characters that RFC 3986 allows in the user and the query of a URL. They are so long that no
+# sentence has one by chance.
 SECRETS = st.text(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~!$&'()*+,;=:%", min_size=12
 ).map(lambda drawn: f"Q7{drawn}7Q")

@@ -61,7 +61,7 @@ def unsigned(query: Query) -> Query:
 
 
 def forge(query: Query, other: tuple[Query, bytes]) -> list[bytes]:
-    """What the stranger answers: they have read the query, and a true answer to another one."""
+    """Return forged answers to a query, made by a stranger who has read it and the true answer to another query."""
     earlier, true = other
     return [
         write_answer(unsigned(query), lie(query), STRANGER),

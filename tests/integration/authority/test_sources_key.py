@@ -122,7 +122,7 @@ def test_drivers_and_protocols_that_nothing_guards_need_the_operator(
         list(open_source(Source(FILES, {"files": ["sftp://127.0.0.1/x.csv"]}), allowing).read())
 
 
-# What a query of a source must not reach, each as an expression or a table.
+# A source's query with one of these expressions must be refused, because it reads what was not granted to the reader.
 OUT_OF_REACH = (
     "(SELECT pg_read_file('/etc/hostname'))",
     "(SELECT string_agg(name, ',') FROM pg_ls_dir('/etc') AS name)",

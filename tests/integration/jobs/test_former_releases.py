@@ -25,7 +25,7 @@ LIST_TABLES = text("""
     SELECT relname FROM pg_class WHERE relnamespace = 'vectormill'::regnamespace AND relkind IN ('r', 'p')
        AND relname <> 'alembic_version' ORDER BY relname
 """)
-# What a superuser owns of Vectormill, besides the extension.
+# This lists the tables, views and sequences of Vectormill that still belong to another role, such as the superuser.
 LIST_OTHERS = text("""
     SELECT oid::regclass::text FROM pg_class
      WHERE relnamespace IN ('vectormill'::regnamespace, 'public'::regnamespace) AND relkind IN ('r', 'p', 'v', 'S')
