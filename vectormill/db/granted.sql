@@ -1,4 +1,5 @@
--- Once, before there is a reader: what queries of sources could read until then, as a superuser.
+-- What queries of sources could read before there was a reader is granted to it, once: a comment on the role tells that
+-- this was done, so that what an operator revokes later stays revoked.
 
 -- Tables that a superuser named vectormill has made went to our schema, which came first on its search path.
 SELECT format('ALTER TABLE %s SET SCHEMA public', oid::regclass)
@@ -12,6 +13,9 @@ SELECT format('ALTER TABLE %s SET SCHEMA public', oid::regclass)
         'output_parts', 'proofs', 'removed_chunks', 'request_batches', 'request_file_parts', 'request_files',
         'request_refusals', 'run_parts', 'runs', 'schedules', 'secrets', 'source_changes', 'sources', 'tombstones',
         'webhook_deliveries', 'webhooks', 'workers')
+   AND :'own' = 'yes'
+   AND NOT EXISTS (SELECT FROM pg_roles
+                    WHERE rolname = :'reader' AND shobj_description(pg_roles.oid, 'pg_authid') IS NOT NULL)
 \gexec
 
 -- Tables and views in public, but for those of extensions and the views of collections.
@@ -26,4 +30,10 @@ SELECT format(statement, pg_class.oid::regclass, grantee)
          JOIN pg_depend ON classid = CAST('pg_rewrite' AS regclass) AND objid = pg_rewrite.oid
          JOIN pg_class AS tables ON tables.oid = refobjid AND tables.relnamespace = to_regnamespace('vectormill')
         WHERE ev_class = pg_class.oid AND refclassid = CAST('pg_class' AS regclass))
+   AND :'own' = 'yes'
+   AND NOT EXISTS (SELECT FROM pg_roles
+                    WHERE rolname = :'reader' AND shobj_description(pg_roles.oid, 'pg_authid') IS NOT NULL)
+\gexec
+
+SELECT format('COMMENT ON ROLE %I IS %L', :'reader', 'It reads the queries of sources for Vectormill.')
 \gexec

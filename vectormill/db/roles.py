@@ -15,10 +15,8 @@ from vectormill.domain.errors import ConfigurationError
 from vectormill.settings import Settings
 
 FOLDER: Final = Path(__file__).parent
-# Roles, ownership, and once what sources could read before.
-ROLES: Final = ("roles.sql", "ownership.sql")
-GRANTED: Final = "granted.sql"
-COUNT: Final = "SELECT count(*) FROM pg_roles WHERE rolname = %s"
+OWNERSHIP: Final = "ownership.sql"
+SCRIPTS: Final = ("roles.sql", "granted.sql", OWNERSHIP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ def write_script(roles: Roles, *, is_own: bool) -> str:
     passwords = "".join(
         f"\\password {sql.Identifier(name).as_string(None)}\n" for name in asdict(roles).values()
     )
-    return settings + "".join((FOLDER / name).read_text() for name in ROLES) + passwords
+    return settings + "".join((FOLDER / name).read_text() for name in SCRIPTS) + passwords
 
 
 def make_roles(
@@ -92,9 +90,8 @@ def make_roles(
     The connection commits each statement by itself, and is that of a superuser, or of a role that may create roles.
     `is_own` tells that the database has nothing but Vectormill and the tables that it encodes. Raise psycopg.Error.
     """
-    found = connection.execute(COUNT, (roles.reader,)).fetchone()
     values = asdict(roles) | {"own": "yes" if is_own else "no"}
-    for name in ROLES[0], *([GRANTED] if is_own and found == (0,) else ()), *ROLES[1:]:
+    for name in SCRIPTS:
         run_script(connection, name, values)
     for name, password in passwords.items():
         hashed = connection.pgconn.encrypt_password(password.encode(), name.encode()).decode()
@@ -110,7 +107,7 @@ def assign_owners(connection: psycopg.Connection[Any], service: str) -> None:
     owner = connection.execute("SELECT current_user").fetchone()
     assert owner is not None
     try:
-        run_script(connection, "ownership.sql", {"owner": owner[0], "service": service})
+        run_script(connection, OWNERSHIP, {"owner": owner[0], "service": service})
     except psycopg.errors.InsufficientPrivilege as error:
         raise ConfigurationError(
             f"The role {owner[0]} may not give {service} its tables: {str(error).splitlines()[0]}. Run the script that "

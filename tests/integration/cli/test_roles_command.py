@@ -1,6 +1,7 @@
 """`vectormill roles`: an empty database, or one with a single role, gets owner, service and reader of any names."""
 
 import subprocess
+from dataclasses import asdict
 
 import psycopg
 import pytest
@@ -11,9 +12,17 @@ from tests.commands import run
 from tests.protocol import claim_next, complete, make_items, submit
 from tests.services import connected_engine, empty_database
 from vectormill.addresses import to_libpq
+from vectormill.db.roles import Roles, run_script
 from vectormill.embedded.binaries import find_client
 
 NAMES = {"OWNER_DATABASE_URL": "Ann's_owner", "DATABASE_URL": "mill", "READER_DATABASE_URL": "glance"}
+
+
+def sees(connection: "psycopg.Connection[tuple[object, ...]]", table: str) -> object:
+    row = connection.execute(
+        "SELECT has_table_privilege('glance', %s, 'SELECT')", [f"public.{table}"]
+    ).fetchone()
+    return row and row[0]
 
 
 def test_the_command_makes_roles_of_the_given_names_with_which_everything_works(
@@ -31,9 +40,19 @@ def test_the_command_makes_roles_of_the_given_names_with_which_everything_works(
         monkeypatch.setenv("ADMIN_URL", admin_url)
         monkeypatch.delenv("VECTORMILL_DATA_DIR", raising=False)
         try:
-            for _ in range(2):  # a repetition changes nothing
+            with connect(admin_url) as admin:
+                admin.execute(
+                    "CREATE TABLE public.articles (body text); CREATE TABLE public.drafts (body text)"
+                )
+                # An earlier start was killed after it had made the roles.
+                run_script(admin, "roles.sql", asdict(Roles(*NAMES.values())) | {"own": "yes"})
+            for revoked in ("drafts", "articles"):  # a repetition grants nothing again
                 assert run("roles", "--admin-env", "ADMIN_URL", "--own-database") == 0, capsys.readouterr()
                 assert run("migrate") == 0, capsys.readouterr()
+                with connect(urls["READER_DATABASE_URL"]) as reader, connect(admin_url) as admin:
+                    reader.execute("SELECT * FROM articles")
+                    assert sees(admin, "drafts") is (revoked == "drafts")
+                    admin.execute(f"REVOKE SELECT ON public.{revoked} FROM glance")
             with connected_engine(urls["DATABASE_URL"]) as engine:
                 submit(engine, make_items(3), collection="docs")
                 while not complete(engine, claim_next(engine)):
