@@ -144,6 +144,15 @@ def encode_waiting(
     return len(dispatches)
 
 
+@contextmanager
+def client_of_docs(engine: Engine, **settings: Any) -> Iterator[httpx.Client]:
+    """Yield a client of a real API on this engine, with a collection `docs` of 20 rows."""
+    with api_client(engine, **settings) as client:
+        submit(client, many(20), collection="docs")
+        encode_waiting(engine)
+        yield client
+
+
 def encoding_meanwhile(
     engine: Engine, on_claim: Callable[[Claim], object] = lambda _: None
 ) -> AbstractContextManager[None]:

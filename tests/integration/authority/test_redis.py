@@ -17,7 +17,7 @@ import pytest
 from redis import Redis
 from sqlalchemy import Engine
 
-from tests.api_server import api_client, assert_problem, encode_waiting, many, submit
+from tests.api_server import api_client, assert_problem, client_of_docs, encode_waiting, many, submit
 from tests.database import ask, execute
 from tests.integration.crashes.victims import Servers, running, work
 from tests.protocol import SPEC, dispatch_all, make_items, vector_of
@@ -46,9 +46,7 @@ WRONG = np.ones((1, SPEC.dimensions), dtype="<f4").tobytes()
 
 @pytest.fixture
 def client(engine: Engine, redis: Redis, redis_url: str) -> Iterator[httpx.Client]:
-    with api_client(engine, redis_url=redis_url) as client:
-        submit(client, many(20), collection="docs")
-        encode_waiting(engine)
+    with client_of_docs(engine, redis_url=redis_url) as client:
         yield client
 
 

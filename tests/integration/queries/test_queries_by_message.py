@@ -14,6 +14,7 @@ from sqlalchemy import Engine
 from tests.api_server import (
     api_client,
     assert_problem,
+    client_of_docs,
     count_jobs,
     encode_waiting,
     many,
@@ -48,9 +49,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def client(engine: Engine, redis: Redis, redis_url: str) -> Iterator[httpx.Client]:
-    with api_client(engine, redis_url=redis_url) as client:
-        submit(client, many(20), collection="docs")
-        encode_waiting(engine)
+    with client_of_docs(engine, redis_url=redis_url) as client:
         yield client
 
 
@@ -209,9 +208,7 @@ def test_an_api_without_redis_says_what_a_query_needs(engine: Engine) -> None:
 def test_without_a_worker_a_query_waits_for_one_and_is_never_written_down(
     engine: Engine, redis_url: str, redis: Redis
 ) -> None:
-    with api_client(engine, redis_url=redis_url, search_timeout_seconds=0.4) as client:
-        submit(client, many(20), collection="docs")
-        encode_waiting(engine)
+    with client_of_docs(engine, redis_url=redis_url, search_timeout_seconds=0.4) as client:
         problem = client.post(SEARCH, json={"text": SECRET})
         assert_problem(problem, 503, "encoding-timeout", "0.4 s", f"No live worker serves {DEFAULT_MODEL}")
     assert find_residue(engine, SECRET) == []
@@ -221,8 +218,6 @@ def test_a_redis_that_is_away_is_waited_for_as_long_as_a_search_may_take(
     engine: Engine, redis: Redis
 ) -> None:
     nobody = f"redis://127.0.0.1:{free_port()}/0"
-    with api_client(engine, redis_url=nobody, search_timeout_seconds=0.4) as client:
-        submit(client, many(20), collection="docs")
-        encode_waiting(engine)
+    with client_of_docs(engine, redis_url=nobody, search_timeout_seconds=0.4) as client:
         assert_problem(client.post(SEARCH, json={"text": SECRET}), 503, "encoding-timeout", "0.4 s")
     assert find_residue(engine, SECRET) == []
