@@ -42,7 +42,7 @@ from vectormill.broker.queries import (
 )
 from vectormill.coalescer import Coalescer
 from vectormill.db.secrets import load_secret
-from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingSpec
+from vectormill.domain.encoding import FAIL, LATE, PASSAGES, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import EncodingTimeout, InvalidItem, QueryLost, Unavailable
 from vectormill.jobs.item import find_text_failure
 from vectormill.jobs.waiting import explain_query_wait
@@ -437,11 +437,12 @@ def check_query(text: str, place: str, settings: Settings, *, what: str = "query
 def make_query_spec(registry: Registry, spec: EncodingSpec) -> EncodingSpec:
     """Return the spec of queries for a collection's spec: with the model's query prompt, and with truncation.
 
-    The vector of a query is float32, whatever type the collection keeps.
+    The vector of a query is float32, whatever type the collection keeps. With late chunking it is that of passages,
+    which is the same for a text that fits.
     """
-    prompts = registry.card(spec.model).prompts
-    long_texts = TRUNCATE if spec.long_texts == FAIL else spec.long_texts
-    return replace(spec, prompt=prompts.get("query", spec.prompt), long_texts=long_texts, vector_type=None)
+    long_texts = {FAIL: TRUNCATE, LATE: PASSAGES}.get(spec.long_texts, spec.long_texts)
+    prompt = registry.card(spec.model).prompts.get("query", spec.prompt)
+    return replace(spec, pooling=spec.model_pooling, prompt=prompt, long_texts=long_texts, vector_type=None)
 
 
 def find_most_bytes(spec: EncodingSpec) -> int:
@@ -485,7 +486,7 @@ def log_failure(task: "asyncio.Task[None]") -> None:
 
 @functools.lru_cache(maxsize=100)
 def find_space(spec: EncodingSpec) -> str:
-    return name_space(spec.model, spec.revision, spec.pooling)
+    return name_space(spec.model, spec.revision, spec.model_pooling)
 
 
 @functools.lru_cache(maxsize=100)

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import msgspec
 
 from api.problems import Place, Problem
+from vectormill.domain.encoding import LATE
 from vectormill.domain.errors import InvalidItem
 from vectormill.domain.task import JUDGE
 from vectormill.jobs.bodies import ItemBody, JobRequest
@@ -118,7 +119,8 @@ def make_items(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pairs: b
     pairs = [body.text_pair for body in bodies]
     if not reads_pairs and pairs.count(None) != len(pairs):
         raise UnreadableItem(
-            "text_pair", f"text_pair is only for items of the task {JUDGE}, and not for passages"
+            "text_pair",
+            f"text_pair is only for items of the task {JUDGE} or with long_texts={LATE}, and not for passages",
         )
     return Items(keys, join_pairs(texts, pairs) if reads_pairs else texts, metadata)
 

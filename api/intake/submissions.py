@@ -40,7 +40,6 @@ from vectormill.collections.collection import check_collection_name
 from vectormill.collections.index_plan import is_storable
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import DiskFull, InvalidItem, InvalidOption, SubmissionTooLarge
-from vectormill.domain.task import TASKS
 from vectormill.files.roots import Roots
 from vectormill.jobs.bodies import ItemBody, JobBody, JobRequest, OptionsBody, SubmissionQuery, describe_job
 from vectormill.jobs.item import Item, Items
@@ -143,7 +142,7 @@ async def receive_stream(
     intake = Intake(resources.settings)
     opened: AbstractContextManager[AnyWriter] = open_any(new_job, resources, intake, is_dry=query.dry_run)
     async with contextmanager_in_threadpool(opened) as writer:
-        lines = LineStore(writer, TASKS[new_job.spec.task].reads_pairs, intake, resources.settings, inflater)
+        lines = LineStore(writer, new_job.spec.reads_pairs, intake, resources.settings, inflater)
         async for block in read_blocks(request):
             await run_in_threadpool(lines.store, block)
         return await run_in_threadpool(finish_lines, lines, writer, intake, resources)
@@ -154,7 +153,7 @@ def submit_lines(blocks: Iterable[bytes], query: SubmissionQuery, resources: Res
     new_job = make_streamed_job(query, resources, None)
     intake = Intake(resources.settings)
     with open_any(new_job, resources, intake, is_dry=query.dry_run) as writer:
-        lines = LineStore(writer, TASKS[new_job.spec.task].reads_pairs, intake, resources.settings)
+        lines = LineStore(writer, new_job.spec.reads_pairs, intake, resources.settings)
         for block in blocks:
             lines.store(block)
         return finish_lines(lines, writer, intake, resources)
@@ -306,7 +305,7 @@ def describe_new_job(engine: Engine, job: Job) -> JobBody:
 def read_items(request: JobRequest, new_job: NewJob, max_key_bytes: int) -> Items:
     """Return the items of a body. Raise Problem, which names the first one that cannot be stored."""
     assert request.items is not UNSET, "checked before"
-    reads_pairs = TASKS[new_job.spec.task].reads_pairs
+    reads_pairs = new_job.spec.reads_pairs
     try:
         return make_items(request.items, max_key_bytes, reads_pairs=reads_pairs)
     except UnreadableItem:

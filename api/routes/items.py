@@ -34,7 +34,6 @@ from vectormill.collections.bodies import (
 from vectormill.collections.collections import find_generation
 from vectormill.collections.items import KeptItem, PutEnd, delete_items, find_item
 from vectormill.domain.errors import Conflict, InvalidItem, SubmissionTooLarge
-from vectormill.domain.task import TASKS
 from vectormill.jobs.bodies import ItemBody
 from vectormill.jobs.item import Item, ItemFailure, find_side_failure
 from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, FAILED
@@ -119,7 +118,7 @@ def get_item(name: CollectionName, key: ItemKey, connection: Connection, query: 
 
 def describe_result(item: KeptItem) -> dict[str, Any]:
     """Return the fields of an item's JSON body that depend on the task of its collection."""
-    pair = {"text_pair": item.text_pair} if TASKS[item.spec.task].reads_pairs else {}
+    pair = {"text_pair": item.text_pair} if item.spec.reads_pairs else {}
     if item.results is None:
         return {"embedding": None, **pair}
     return {**describe_first(item.results, item.spec), **pair}
@@ -181,7 +180,7 @@ def read_item(body: bytes, key: str, collection: str, resources: Resources) -> I
 def takes_pairs(collection: str, resources: Resources) -> bool:
     """Return True if the collection keeps results of pairs of texts. Raise CollectionNotFound."""
     with resources.engine.connect() as connection:
-        return TASKS[find_generation(connection, collection).spec.task].reads_pairs
+        return find_generation(connection, collection).spec.reads_pairs
 
 
 def choose_wait(

@@ -20,7 +20,6 @@ from api.serving import serve
 from vectormill.collections.collections import find_generation
 from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.errors import InvalidOption, SourceFailed
-from vectormill.domain.task import TASKS
 from vectormill.files.roots import Roots
 from vectormill.settings import Settings
 from vectormill.sources import operations
@@ -207,5 +206,5 @@ def find_whether_pairs(name: str, resources: Resources) -> bool:
     """
     with resources.engine.connect() as connection:
         source = find_source(connection, name).source
-        reads_pairs = TASKS[find_generation(connection, name).spec.task].reads_pairs
+        reads_pairs = find_generation(connection, name).spec.reads_pairs
         return reads_pairs and parse_split(source).by == NONE

@@ -117,7 +117,7 @@ def encode(
     Args:
         wait: Keep waiting when no worker can load the model, instead of ending with an error.
     """
-    pair_field = PAIR_FIELD if options.task == JUDGE else None
+    pair_field = PAIR_FIELD if options.reads_pairs else None
     return carry_out(
         Files(input, out, format, errors, key_field, text_field, pair_field, strict),
         Service(api_url, data_dir, model),

@@ -13,7 +13,6 @@ from vectormill.cli.sources import leave_out
 from vectormill.collections.sizing import describe_bytes
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidOption, UnknownModel
-from vectormill.domain.task import EMBED, TASKS
 from vectormill.files.formats import InputName
 
 if TYPE_CHECKING:
@@ -184,7 +183,7 @@ def quote(
         raise InvalidOption("Name one of INPUT, --sql and --reindex.")
     encoding = leave_out(asdict(options))
     chosen: dict[str, Any] = {"model": model, "collection": collection, "priority": priority, **encoding}
-    pair = pair_field if TASKS[options.task or EMBED].reads_pairs else None
+    pair = pair_field if options.reads_pairs else None
     columns: dict[str, Any] = {"text": text_field, "key": key_field, "metadata": metadata_field}
     if reindex is not None:
         told = client.quote_reindex(reindex, model=model, **encoding)

@@ -11,7 +11,7 @@ import typer
 
 from vectormill.cli.command import Names, command
 from vectormill.cli.printing import tell
-from vectormill.domain.encoding import PASSAGES, EncodingOptions
+from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.errors import (
     CollectionInUse,
     CollectionNotFound,
@@ -37,7 +37,7 @@ SAMPLE_TEXTS: Final = 100
 # The weakest arithmetic of workers promises this cosine. Another prompt, pooling or model gives far less.
 LEAST_COSINE: Final = 0.99
 # The fields of a spec with which a job encodes a sample; the vectors of a sample are compared in float32.
-SAMPLE_OPTIONS: Final = ("normalize", "dimensions", "prompt", "max_tokens", "long_texts")
+SAMPLE_OPTIONS: Final = ("normalize", "dimensions", "prompt", "max_tokens", "long_texts", "passage_overlap")
 
 Sample = list[tuple[str, str, "npt.NDArray[Any]"]]  # key, text and vector
 
@@ -155,8 +155,7 @@ def state_spec(place: "SourcePlace", spec: "EncodingSpec") -> dict[str, Any]:
     from vectormill.models.specs import list_own_options
 
     own = list_own_options(place.registry.card(spec.model), spec.task)
-    stated = {name: getattr(spec, name) for name in ("model", *own)}
-    return stated if spec.long_texts == PASSAGES else stated | {"passage_overlap": None}
+    return {name: getattr(spec, name) for name in ("model", *own)}
 
 
 def withdraw(engine: "Engine", collection: str, num_imported: int) -> bool:
@@ -339,8 +338,6 @@ def compare(client: "Client", spec: "EncodingSpec", sample: Sample) -> float:
     from vectormill.cli.jobs import watch_job
 
     options = {name: getattr(spec, name) for name in SAMPLE_OPTIONS}
-    if spec.long_texts == PASSAGES:
-        options["passage_overlap"] = spec.passage_overlap
     items = [{"key": str(place), "text": text} for place, (_, text, _) in enumerate(sample)]
     job = watch_job(client, client.submit(items, model=spec.model, priority=0, **options))
     places, encoded = client.vectors(job["id"]).to_numpy()

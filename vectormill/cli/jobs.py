@@ -18,7 +18,7 @@ from vectormill.cli.printing import follow, listing, print_facts, print_json, te
 from vectormill.cli.service import CHOICES, SWITCHES, describe_choice, show_standing
 from vectormill.domain.encoding import RequestedOptions, find_result
 from vectormill.domain.errors import InvalidItem, InvalidOption
-from vectormill.domain.task import EMBED, TASKS, VECTOR
+from vectormill.domain.task import VECTOR
 from vectormill.files.formats import InputName, OutputName
 from vectormill.files.outputs import STDOUT, check_vectors, choose_format, write_vectors
 from vectormill.jobs.bottleneck import WAIT
@@ -111,7 +111,7 @@ def submit(
             input,
             text=text_field,
             key=key_field,
-            pair=pair_field if TASKS[options.task or EMBED].reads_pairs else None,
+            pair=pair_field if options.reads_pairs else None,
             metadata=parse_metadata(metadata) or metadata_field,
             format=format,
             unique=unique,

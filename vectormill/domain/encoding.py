@@ -22,8 +22,13 @@ TRUNCATE: Final = (
 )
 FAIL: Final = "fail"  # the item gets an error
 PASSAGES: Final = "passages"  # overlapping windows of the text are encoded, and their vectors averaged
+LATE: Final = "late"  # like passages, and an item may be a passage with the text that it is read in
 
-LONG_TEXT_POLICIES: Final = (TRUNCATE, FAIL, PASSAGES)
+LONG_TEXT_POLICIES: Final = (TRUNCATE, FAIL, PASSAGES, LATE)
+# The policies that read the whole of a text, in windows.
+IN_WINDOWS: Final = frozenset({PASSAGES, LATE})
+# Ends the pooling of a spec with late chunking, so that workers without it take the spec for another model's.
+LATE_POOLING: Final = "/late"
 # The overlap of neighbouring passages as a share of max_tokens. It costs a seventh more tokens, and keeps a
 # sentence of usual length complete in one of the two.
 DEFAULT_PASSAGE_OVERLAP_SHARE: Final = 1 / 8
@@ -107,12 +112,15 @@ class EncodingOptions:
     long_texts: Annotated[
         str | None,
         Help(
-            "Truncate texts that are too long for the model, fail them one by one, or average their passages.",
+            "Truncate texts that are too long for the model, fail them one by one, or read them in passages.",
             "A text is too long if it has more than `max_tokens` tokens. `truncate`: only its first tokens are "
             "encoded; it is counted in `truncated_items`, and listed by `GET /v1/jobs/{id}/truncated` and "
             "`vectormill truncated JOB`. `fail`: it gets the item error `too_many_tokens`. `passages`: overlapping "
             "windows of the text are encoded, each with the prompt, and their vectors are averaged, weighted by the "
-            "tokens that each window adds; the average is then normalized and cut to `dimensions`.",
+            "tokens that each window adds; the average is then normalized and cut to `dimensions`. `late` (late "
+            "chunking): an item may be a pair, a passage in `text` and the text that it was cut from in `text_pair`; "
+            "its vector is the mean of the states that its tokens have in one pass over that text, or over "
+            "overlapping windows. Only for models that pool by the mean.",
             default=f"`{TRUNCATE}`",
             unset=TRUNCATE,
             choices=LONG_TEXT_POLICIES,
@@ -180,6 +188,11 @@ class EncodingOptions:
         bool | None,
         Help("Add the model's confidence to each span, and all labels to a classified text.", default="no"),
     ] = None
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Return True if an item may be a pair of texts."""
+        return TASKS[self.task or EMBED].reads_pairs or self.long_texts == LATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +272,9 @@ class EncodingSpec:
     `dimensions` is the length of the stored vector; if it is smaller than the model's own, the leading values
     are kept (Matryoshka) and normalized again if `normalize` is set. `prompt` is the literal text put before
     every item, never the name of a prompt. `max_tokens` includes special tokens and the prompt. `long_texts`
-    is the policy for longer texts, one of LONG_TEXT_POLICIES; `passage_overlap` is in tokens, and 0 without
-    passages. `vector_type` is one of VECTOR_TYPES; None means float16 in a collection, and float32 elsewhere.
+    is the policy for longer texts, one of LONG_TEXT_POLICIES; `passage_overlap` is in tokens, and 0 unless
+    texts are read in windows. With the policy `late`, `pooling` is the model's and LATE_POOLING. `vector_type`
+    is one of VECTOR_TYPES; None means float16 in a collection, and float32 elsewhere.
 
     `outputs` are some of OUTPUTS, in their order and joined by commas. Without `dense`, `dimensions` is 0 and
     `normalize` False. `sparse_dimensions` is the size of the vocabulary that sparse weights belong to, and
@@ -295,6 +309,16 @@ class EncodingSpec:
         """Return the kind of result that an item gets: a vector, a score, a record or several representations."""
         return TASKS[self.task].result if self.outputs == DENSE else REPRESENTATIONS
 
+    @property
+    def model_pooling(self) -> str:
+        """Return the pooling that the model's card has."""
+        return self.pooling.removesuffix(LATE_POOLING)
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Return True if an item may be a pair of texts."""
+        return TASKS[self.task].reads_pairs or self.long_texts == LATE
+
     def has_output(self, name: str) -> bool:
         """Return True if items get this output, one of OUTPUTS; False for the results of other tasks than `embed`."""
         return self.task == EMBED and name in self.outputs.split(",")
@@ -315,7 +339,7 @@ class EncodingSpec:
     def vector_space(self) -> dict[str, Any]:
         """Return the fields that the fingerprint is computed from.
 
-        Their bytes must never change for a spec that a release could write. Passages change the vectors of
+        Their bytes must never change for a spec that a release could write. Windows change the vectors of
         long texts, so they are included; truncating and failing only decide which texts get a vector, so they
         are not. The vector type is left out if it is unset, or float16, the default of
         collections.
@@ -329,8 +353,8 @@ class EncodingSpec:
             "prompt": self.prompt,
             "max_tokens": self.max_tokens,
         }
-        if self.long_texts == PASSAGES:
-            space |= {"long_texts": PASSAGES, "passage_overlap": self.passage_overlap}
+        if self.long_texts in IN_WINDOWS:
+            space |= {"long_texts": self.long_texts, "passage_overlap": self.passage_overlap}
         if self.task != EMBED:
             space |= self._of_task()
         if self.outputs != DENSE:

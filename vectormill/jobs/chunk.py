@@ -10,11 +10,11 @@ import msgspec
 import zstandard
 from sqlalchemy import Connection, text
 
-from vectormill.domain.encoding import PASSAGES, EncodingSpec
+from vectormill.domain.encoding import IN_WINDOWS, LATE, EncodingSpec
 from vectormill.domain.errors import ObjectChanged, PayloadGone, SpecMismatch
 from vectormill.domain.schema import PromptEstimate
 from vectormill.domain.states import States
-from vectormill.jobs.item import Item, ItemFailure, Items
+from vectormill.jobs.item import Item, ItemFailure, Items, split_pair
 from vectormill.objects.reference import MARK, decode_reference, is_reference
 
 PENDING: Final = "pending"
@@ -163,7 +163,8 @@ class TokenEstimate:
 
     def __init__(self, spec: EncodingSpec) -> None:
         self._extra = estimate_tokens(spec.prompt.encode()) + USUAL_SPECIAL_TOKENS
-        self._is_cut = spec.long_texts != PASSAGES
+        self._is_cut = spec.long_texts not in IN_WINDOWS
+        self._is_late = spec.long_texts == LATE
         self._max_tokens = spec.max_tokens
         self._prompts: PromptEstimate | None = None
         if spec.extract_schema:
@@ -173,8 +174,11 @@ class TokenEstimate:
         """Estimate how many tokens the model reads for one text.
 
         Prompts and special tokens are included. With an extract schema the text is read once for each hint and
-        counts as often. The overlap of passages is not counted.
+        counts as often. The overlap of windows is not counted. Of a passage with its text the passage alone is:
+        together the passages are about as long as the text.
         """
+        if self._is_late:
+            text = split_pair(text)[0]
         if self._prompts is not None:
             return self._prompts.of(estimate_tokens(text))
         tokens = estimate_tokens(text) + self._extra
@@ -185,7 +189,7 @@ class TokenEstimate:
 
         No text is assumed to be truncated.
         """
-        num_tokens = sum(map(len, texts)) // 4
+        num_tokens = sum(len(split_pair(text)[0]) if self._is_late else len(text) for text in texts) // 4
         if self._prompts is None or not texts:
             return num_tokens
         return len(texts) * self._prompts.of(num_tokens // len(texts))

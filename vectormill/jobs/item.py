@@ -29,6 +29,7 @@ NO_PAIR: Final = "no_pair"
 UNSTORABLE_RECORD: Final = "unstorable_record"
 TOO_MANY_WEIGHTS: Final = "too_many_weights"
 UNREADABLE_ROW: Final = "unreadable_row"
+PASSAGE_NOT_FOUND: Final = "passage_not_found"
 
 ITEM_ERROR_CODES: Final = {
     EMPTY_TEXT: "the text is empty or contains only whitespace",
@@ -42,6 +43,7 @@ ITEM_ERROR_CODES: Final = {
     CRASHED_WORKER: "encoding this text alone ended the worker's model process",
     MODEL_NOT_LOADED: "no live worker could load the job's model within the time limit",
     NO_PAIR: "the model compares two texts, but text_pair is missing",
+    PASSAGE_NOT_FOUND: "the passage does not occur in its text_pair, the text that it is to be read in",
     UNSTORABLE_RECORD: "the extracted record is not JSON that Postgres can store in a collection",
     TOO_MANY_WEIGHTS: "the sparse vector has more weights than Postgres can store in a collection",
     UNREADABLE_ROW: "the object's row has no key, or cannot be read as its format says",
@@ -197,6 +199,8 @@ def find_text_failure(text: bytes, max_chars: int) -> ItemFailure | None:
 
 
 PAIR_MARK: Final = b"\xff"
+# Stands in a passage's text, U+001E, before the place of the passage if that is not its first occurrence.
+PLACE_MARK: Final = "\x1e"
 # Begins what stands in place of the text of a row that cannot be an item: the reason, with which the item fails.
 REFUSED_MARK: Final = b"\xfe"
 # The limit on the bytes of all pairs of one request, which are in memory together and each repeat the query.

@@ -59,7 +59,7 @@ class ServingWorker:
     seconds_since_start: float = 0.0
 
     def has_model_of(self, spec: EncodingSpec) -> bool:
-        return self.revision in (None, spec.revision) and self.pooling in (None, spec.pooling)
+        return self.revision in (None, spec.revision) and self.pooling in (None, spec.model_pooling)
 
     @property
     def is_ready(self) -> bool:
@@ -179,7 +179,7 @@ def _tell_no_worker(model: str, workers: Sequence[ServingWorker]) -> str:
 
 def _tell_other_models(spec: EncodingSpec, serving: Sequence[ServingWorker]) -> str:
     held = sorted({_describe(worker.revision, worker.pooling) for worker in serving})
-    asked = _describe(spec.revision, spec.pooling)
+    asked = _describe(spec.revision, spec.model_pooling)
     return (
         f"No live worker serves {spec.model} with {asked}, as the job requires; live workers have {_enumerate(held)}. "
         f"Start one with that model (`vectormill worker --model {spec.model}`), or cancel the job and submit it again."

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from vectormill.domain.encoding import DEFAULT_MODEL, PASSAGES, EncodingOptions, EncodingSpec
+from vectormill.domain.encoding import DEFAULT_MODEL, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import ModelError, UnknownModel, UnsupportedModel
 from vectormill.files.outputs import open_replacement
 from vectormill.models.card_reader import read_card
@@ -376,7 +376,7 @@ def respecify(registry: Registry, live: EncodingSpec, **wanted: Any) -> Encoding
     is_same_window = (
         "max_tokens" not in wanted and wanted.get("long_texts", live.long_texts) == live.long_texts
     )
-    if live.long_texts != PASSAGES or not is_same_window:
+    if not is_same_window:
         kept.pop("passage_overlap", None)
     if wanted.get("outputs", live.outputs) != live.outputs:
         for name in ("normalize", "dimensions", "vector_type"):

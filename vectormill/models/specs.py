@@ -14,6 +14,9 @@ from vectormill.domain.encoding import (
     FAIL,
     FLOAT16,
     FLOAT32,
+    IN_WINDOWS,
+    LATE,
+    LATE_POOLING,
     PASSAGES,
     TRUNCATE,
     EncodingOptions,
@@ -25,6 +28,7 @@ from vectormill.domain.schema import parse_schema
 from vectormill.domain.task import DENSE, EMBED, EXTRACT, JUDGE, MULTI_VECTOR, OUTPUTS, SPARSE
 from vectormill.models.model_card import GLINER, ModelCard
 from vectormill.models.model_entry import SMALLEST_MAX_TOKENS
+from vectormill.models.poolings import MEAN
 from vectormill.models.suggestions import suggest_model
 
 # The minimum for two texts together: RoBERTa has four special tokens. With fewer, every pair of long texts
@@ -104,6 +108,12 @@ def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
     long_texts = TRUNCATE if options.long_texts is None else options.long_texts
     if outputs != (DENSE,):
         _check_outputs(outputs, options)
+    elif long_texts == LATE and (card.pooling != (MEAN,) or card.static is not None):
+        raise InvalidOption(
+            f"long_texts={LATE!r} takes the mean of a passage's states, which the model {card.name!r} does not pool "
+            f"so; use another model, or long_texts={PASSAGES!r}."
+        )
+    late = {"pooling": f"{MEAN}{LATE_POOLING}"} if long_texts == LATE else {}
     dimensions, normalize = 0, False
     if DENSE in outputs:
         dimensions = card.dimension if options.dimensions is None else options.dimensions
@@ -113,7 +123,7 @@ def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
             )
         normalize = card.normalize if options.normalize is None else options.normalize
     return EncodingSpec(
-        **name_model(card),
+        **name_model(card) | late,
         normalize=normalize,
         dimensions=dimensions,
         prompt=_find_prompt(card, options),
@@ -177,7 +187,7 @@ def make_score_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
     max_tokens = choose_max_tokens(
         card, options, SMALLEST_MAX_TOKENS if classifier is None else SMALLEST_PAIR_TOKENS
     )
-    if options.long_texts == PASSAGES:
+    if options.long_texts in IN_WINDOWS:
         raise InvalidOption(f"A {JUDGE} applies to whole texts: long_texts must be {TRUNCATE!r} or {FAIL!r}.")
     return EncodingSpec(
         **name_model(card),
@@ -222,9 +232,9 @@ def _choose_outputs(card: ModelCard, options: EncodingOptions) -> tuple[str, ...
 
 def _check_outputs(outputs: tuple[str, ...], options: EncodingOptions) -> None:
     """Raise InvalidOption for options that cannot be combined with other outputs than dense alone."""
-    if options.long_texts == PASSAGES:
+    if options.long_texts in IN_WINDOWS:
         raise InvalidOption(
-            f"long_texts={PASSAGES!r} averages dense vectors, which other outputs do not allow: it must be "
+            f"long_texts={options.long_texts!r} averages dense vectors, which other outputs do not allow: it must be "
             f"{TRUNCATE!r} or {FAIL!r} with outputs={','.join(outputs)!r}."
         )
     if options.vector_type not in (None, FLOAT16, FLOAT32):
@@ -243,11 +253,11 @@ def _find_prompt(card: ModelCard, options: EncodingOptions) -> str:
 
 
 def _choose_overlap(long_texts: str, asked: int | None, max_tokens: int) -> int:
-    """Return how many tokens neighbouring passages share; 0 without passages."""
-    if long_texts != PASSAGES:
-        if asked is not None:
+    """Return how many tokens neighbouring windows share; 0 if texts are not read in windows."""
+    if long_texts not in IN_WINDOWS:
+        if asked:
             raise InvalidOption(
-                f"passage_overlap requires long_texts={PASSAGES!r}; omit it with long_texts={long_texts!r}."
+                f"passage_overlap requires long_texts={PASSAGES!r} or {LATE!r}; omit it with long_texts={long_texts!r}."
             )
         return 0
     overlap = int(max_tokens * DEFAULT_PASSAGE_OVERLAP_SHARE) if asked is None else asked

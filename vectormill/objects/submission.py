@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from sqlalchemy import Connection, text
 
-from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.encoding import LATE, EncodingSpec
 from vectormill.domain.errors import (
     Conflict,
     InvalidOption,
@@ -22,7 +22,6 @@ from vectormill.domain.errors import (
     StorageUnavailable,
     SubmissionTooLarge,
 )
-from vectormill.domain.task import TASKS
 from vectormill.files.roots import Roots
 from vectormill.jobs.backlog import count_pending_items
 from vectormill.jobs.chunk import TokenEstimate
@@ -131,7 +130,7 @@ def refuse_unfit_columns(wanted: InputBody, spec: EncodingSpec) -> None:
         raise InvalidOption(
             "`unique` needs the column of keys; rows without one have names that never repeat."
         )
-    if TASKS[spec.task].reads_pairs != (columns.text_pair is not None):
+    if spec.long_texts != LATE and spec.reads_pairs != (columns.text_pair is not None):
         needs = "needs" if columns.text_pair is None else "takes no"
         raise InvalidOption(f"The task {spec.task!r} {needs} text_pair: the column with the second text.")
 

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from vectormill.domain.encoding import FAIL, PASSAGES, TRUNCATE, EncodingSpec
+from vectormill.domain.encoding import FAIL, IN_WINDOWS, LATE, TRUNCATE, EncodingSpec
 from vectormill.domain.schema import PromptEstimate
 from vectormill.jobs.chunk import USUAL_SPECIAL_TOKENS, estimate_tokens
 from vectormill.jobs.item import split_pair
@@ -66,7 +66,7 @@ def _find_read(spec: EncodingSpec, lengths: npt.NDArray[np.int64], num_around: i
     is_long = lengths > spec.max_tokens
     if spec.long_texts == FAIL:
         return np.where(is_long, 0, lengths)
-    if spec.long_texts == PASSAGES:
+    if spec.long_texts in IN_WINDOWS:
         room = max(1, spec.max_tokens - num_around)
         stride = max(1, room - spec.passage_overlap)
         windows = -(-(lengths - num_around - room) // stride) + 1
@@ -83,8 +83,10 @@ def _take(spec: EncodingSpec, rows: Sequence[SampledRow]) -> tuple[list[bytes], 
     for place in np.random.default_rng(0).permutation(len(rows)):
         if num_left <= 0:
             break
-        texts.append(rows[place].text[:limit])
-        times.append(rows[place].num_bytes / max(1, len(texts[-1])))
+        # Of a passage with its text, the passage: together they are about as long as the text.
+        passage, whole = split_pair(rows[place].text) if spec.long_texts == LATE else (rows[place].text, None)
+        texts.append(passage[:limit])
+        times.append(1.0 if whole is not None else rows[place].num_bytes / max(1, len(texts[-1])))
         num_left -= len(texts[-1])
     return texts, np.array(times)
 

@@ -1,7 +1,7 @@
 """The inputs of one forward pass as named rows, and the requests that their sequences belong to.
 
 This module does not pad. An input is a name with one row for each sequence. `TOKEN_INPUTS` have a value for
-each token, and encoders pad or pack all of them alike; other inputs have one value for each sequence.
+each token, and encoders pad or pack all of them alike; other inputs have one value for each sequence, or any number.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

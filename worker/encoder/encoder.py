@@ -116,7 +116,8 @@ class EncoderReport:
     never idle between the two. If each new batch shape costs memory, sequences are padded to LengthBuckets up
     to `longest_bucket`. `switches` are those in use. `gives_vectors` means that each result is card.dimension
     float32 values, which are normalized and cut as jobs ask; otherwise rows of any length and type are passed
-    on unchanged. Where `tile_tokens` is not 0, a batch is computed in tiles of so many tokens. Add new fields at the
+    on unchanged. Where `tile_tokens` is not 0, a batch is computed in tiles of so many tokens. `pools_passages`
+    means that a batch may ask for the vectors of passages (SPANS). Add new fields at the
     end: during an upgrade, workers of the previous version receive them too.
     """
 
@@ -135,6 +136,7 @@ class EncoderReport:
     switches: tuple[str, ...] = ()  # names from worker.encoder.switches
     gives_vectors: bool = True
     tile_tokens: int = 0
+    pools_passages: bool = False
 
     @property
     def num_started(self) -> int:

@@ -2,7 +2,8 @@
 
 A row has, one after another and each only if it was asked for: the dense vector, float32 [card.dimension]; the
 sparse weights, float32 [tokens] of a head that weighs tokens, or uint32 [k] words and float32 [k] weights of a head
-that weighs words; and the vectors of tokens, float16 [tokens, card.token_dimensions]. Imports no framework.
+that weighs words; the vectors of tokens, float16 [tokens, card.token_dimensions]; and those of passages, float32
+[passages, card.dimension]. Imports no framework.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,13 @@ from vectormill.domain.task import DENSE, MULTI_VECTOR, OUTPUTS, SPARSE
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
+from worker.tokens.tokenized import SPANS
 
-BITS: Final[Mapping[str, int]] = {name: 1 << place for place, name in enumerate(OUTPUTS)}
+# Besides the outputs of a job: the vector of each of a sequence's SPANS, whose tokens are pooled like a sequence's.
+POOLED: Final = "pooled"
+# The name of the bounds of the passages among their tokens.
+POOLED_BOUNDS: Final = "pooled_bounds"
+BITS: Final[Mapping[str, int]] = {name: 1 << place for place, name in enumerate((*OUTPUTS, POOLED))}
 
 Bytes = NDArray[np.uint8]
 
@@ -32,7 +38,7 @@ class WantedOutputs:
     """The outputs that a batch of n sequences asks for. Only outputs that some sequence asks for have entries.
 
     `places` [tokens] are the hidden states that a head reads, as indices into those of the batch in one row, and
-    `lengths` the number of them of each sequence that asks for it.
+    `lengths` the number of them of each sequence that asks for it; of POOLED it is the number of vectors.
     """
 
     wants: Mapping[str, NDArray[np.bool_]]  # [n]
@@ -61,7 +67,8 @@ class WantedOutputs:
                 parts = [_list_words(each) for each in weights]
                 start += size * len(asking)
             else:
-                size = 4 if name == SPARSE else 2 * card.token_dimensions
+                sizes = {SPARSE: 4, MULTI_VECTOR: 2 * card.token_dimensions, POOLED: 4 * card.dimension}
+                size = sizes[name]
                 bounds = start + size * np.concatenate(([0], np.cumsum(self.lengths[name])))
                 parts = np.split(content[start : bounds[-1]], bounds[1:-1] - start)
                 start = int(bounds[-1])
@@ -87,8 +94,17 @@ def find_wanted(batch: Batch, card: ModelCard, shape: tuple[int, ...]) -> Wanted
     lengths = batch.lengths
     starts = np.arange(len(batch)) * shape[1] if len(shape) == 2 else np.cumsum(lengths) - lengths
     wants = {name: is_wanted for name, bit in BITS.items() if (is_wanted := (bits & bit) > 0).any()}
-    places, counts = {}, {}
-    for name in wants.keys() - {DENSE}:
+    places: dict[str, NDArray[np.int64]] = {}
+    counts: dict[str, NDArray[np.int64]] = {}
+    if POOLED in wants:
+        spans = batch.inputs[SPANS]
+        counts[POOLED] = spans.lengths[wants[POOLED]] // 2
+        firsts, ends = spans.covered.reshape(-1, 2).astype(np.int64).T
+        sizes = ends - firsts
+        bounds = np.concatenate(([0], np.cumsum(sizes)))
+        moved = np.repeat(starts, spans.lengths // 2) + firsts - bounds[:-1]
+        places |= {POOLED: np.arange(bounds[-1]) + np.repeat(moved, sizes), POOLED_BOUNDS: bounds}
+    for name in wants.keys() - {DENSE, POOLED}:
         num_skipped = count_skipped(card) if name == MULTI_VECTOR else 0
         counts[name] = np.maximum(lengths[wants[name]] - num_skipped, 0)
         before = np.cumsum(counts[name]) - counts[name]

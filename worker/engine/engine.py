@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.encoding import LATE, EncodingSpec
 from vectormill.domain.errors import ModelError
 from vectormill.domain.task import DENSE
 from vectormill.jobs.bottleneck import COLLATE, COLLECT, RUN, TOKENIZE, WAIT
@@ -299,7 +299,7 @@ class Engine:
 
         Raise ModelError if the spec is for another model, since vector spaces must not mix.
         """
-        asked = (spec.model, spec.revision, spec.pooling)
+        asked = (spec.model, spec.revision, spec.model_pooling)
         here = (self._card.name, self._card.revision, "+".join(self._card.pooling))
         if asked != here:
             raise ModelError(
@@ -311,6 +311,11 @@ class Engine:
                 f"The job needs the outputs {spec.outputs}, but this worker computes only "
                 f"{', '.join(self._card.outputs)}, because several devices share the model. Start a worker that has it "
                 "on one device."
+            )
+        if spec.long_texts == LATE and not (self._loaded is None or self._loaded.pools_passages):
+            raise ModelError(
+                f"The job needs long_texts={LATE}, for which {self._loaded.backend.value} gives no states of tokens. "
+                "Start a worker with the backend torch and the model on one device."
             )
         if spec.task not in self._tasks:
             raise ModelError(

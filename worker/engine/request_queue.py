@@ -248,8 +248,12 @@ class RequestQueue:
         sequences = sequences.sorted_by_request()  # so that each request's rows can be copied in one step
         runs = [(self._tickets[request], rows) for request, rows in sequences.by_request()]
         gathered = [ticket.gather(sequences.positions[rows]) for ticket, rows in runs]
-        inputs = {name: Ragged.join([each[name] for each in gathered]) for name in gathered[0]}
         num_rows = [rows.stop - rows.start for _, rows in runs]
+        none = [Ragged.from_lengths(np.zeros(0, np.int32), np.zeros(number, np.int64)) for number in num_rows]
+        inputs = {
+            name: Ragged.join([each.get(name, no) for each, no in zip(gathered, none, strict=True)])
+            for name in dict.fromkeys(name for each in gathered for name in each)
+        }
         for name in {name for ticket, _ in runs for name, value in ticket.constants.items() if value}:
             values = np.array([ticket.constants.get(name, 0) for ticket, _ in runs], np.int32)
             inputs[name] = Ragged.from_scalars(np.repeat(values, num_rows))

@@ -29,7 +29,7 @@ from worker.encoder.choice import (
     read_attention_shape,
 )
 from worker.encoder.encoder import AUTO, Choice, Deferred, Encoder, EncoderOrder, ForwardPass
-from worker.encoder.outputs import WantedOutputs, find_wanted
+from worker.encoder.outputs import POOLED, POOLED_BOUNDS, WantedOutputs, find_wanted
 from worker.encoder.switches import SwitchChoice, SwitchFacts, choose_switches, is_package_installed
 from worker.model.cuda_pass import Compute, CudaPass, LayOut
 from worker.model.forms import Form, PackedForm, PaddedForm, Part, Tensors
@@ -42,6 +42,7 @@ from worker.model.packed import (
     compute_probes,
     pack_network,
 )
+from worker.model.pooling import pool_packed_states
 from worker.model.switching import SwitchNotReverted, apply_switches
 from worker.model.weights import apply_quantization
 
@@ -88,6 +89,7 @@ class TorchEncoder(Encoder):
             is_packed=packed is not None,
             is_queued=self._stream is not None and find_family(self._shape.model_type).never_waits,
             switches=tuple(switch.name for switch in switches if switch.is_on),
+            pools_passages=True,
         )
 
     def prepare(self, batch: Batch) -> ForwardPass:
@@ -113,12 +115,16 @@ class TorchEncoder(Encoder):
         if wanted is None:
             return self._pool(states, tensors)
         flat = states.flatten(0, -2)
-        outputs = [
-            self._pool(states, tensors)
-            if name == DENSE
-            else self._network.heads[name](flat[tensors[name]], wanted.lengths[name].tolist())
-            for name in wanted.wants
-        ]
+        outputs = []
+        for name in wanted.wants:
+            if name == DENSE:
+                outputs.append(self._pool(states, tensors))
+            elif name == POOLED:
+                bounds = tensors[POOLED_BOUNDS].int()
+                pooled = pool_packed_states(flat[tensors[name]], bounds, None, self._network.modes)
+                outputs.append(self._network.dense(pooled).float())
+            else:
+                outputs.append(self._network.heads[name](flat[tensors[name]], wanted.lengths[name].tolist()))
         return torch.cat([output.contiguous().view(torch.uint8).flatten() for output in outputs])
 
     def _pool(self, states: Tensor, tensors: Tensors) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Final
 
 from vectormill.domain.task import DENSE
 from vectormill.models.model_card import ModelCard
+from vectormill.models.poolings import MEAN
 from vectormill.processes.lifetimes import open_child
 from worker.encoder.backends import CannotRun
 from worker.encoder.choice import COMPRESSED
@@ -34,7 +35,12 @@ STATES: Final = "states"  # [n, length, hidden size], which other outputs are ma
 def list_outputs(card: ModelCard) -> tuple[str, ...]:
     """Return the outputs of a converted network, in order."""
     dense = (VECTORS,) if DENSE in card.outputs else ()
-    return dense if card.outputs == (DENSE,) else (*dense, STATES)
+    return dense if card.outputs == (DENSE,) and not pools_passages(card) else (*dense, STATES)
+
+
+def pools_passages(card: ModelCard) -> bool:
+    """Return True if vectors are means of the network's states, and no module follows."""
+    return DENSE in card.outputs and card.pooling == (MEAN,) and not card.dense and card.classifier is None
 
 
 class ConversionFailed(CannotRun):
@@ -83,7 +89,7 @@ def fingerprint_conversion(order: EncoderOrder, precision: str) -> str:
     card = order.card
     values = [CONVERSION_VERSION, card.revision, str(card.path), card.pooling, card.dense]
     values += [version(package) for package in ("openvino", "torch", "transformers")]
-    if card.outputs != (DENSE,):
+    if STATES in list_outputs(card):
         values += [card.outputs]
     if precision in COMPRESSED:
         values += [precision, COMPRESSION_VERSION]

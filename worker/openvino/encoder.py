@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from worker.batching.batch import Batch
 from worker.batching.cost import LengthBuckets
 from worker.encoder.encoder import Choice, Encoder, EncoderOrder
 from worker.encoder.memory import keep_large_blocks_apart
-from worker.encoder.outputs import WantedOutputs, find_wanted, weighs_tokens
+from worker.encoder.outputs import POOLED, POOLED_BOUNDS, WantedOutputs, find_wanted, weighs_tokens
 from worker.encoder.padding import PaddedBatch, pad_batch
 from worker.openvino.conversion import (
     STATES,
@@ -25,12 +26,13 @@ from worker.openvino.conversion import (
     ConversionFailed,
     find_or_convert,
     list_outputs,
+    pools_passages,
 )
 from worker.openvino.heads import LinearHeads
 from worker.openvino.network import OpenVINONetwork
 from worker.openvino.runtime import openvino as ov
 from worker.openvino.streams import choose_streams
-from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS
+from worker.tokens.tokenized import INPUT_IDS, SPANS, TOKEN_TYPE_IDS
 
 RELEASE_SECONDS: Final = 10.0
 
@@ -147,12 +149,15 @@ class OpenVINOEncoder(Encoder):
             num_streams=self._num_streams,
             longest_bucket=self._length_buckets.longest,
             notes=notes,
+            pools_passages=pools_passages(order.card),
         )
 
     def prepare(self, batch: Batch) -> "OpenVINOPass":
         """Pad the batch and look up its word embeddings, in memory that openvino reads directly."""
         if TOKEN_TYPE_IDS in batch.inputs and not self.network.reads_types:
-            self._read_types()
+            self._recompile(self.network.read_types, lambda: self.network.reads_types)
+        if SPANS in batch.inputs and not self.network.gives_states:
+            self._recompile(self.network.give_states, lambda: self.network.gives_states)
         padded = pad_batch(batch, self.network.pad_token_id, self._length_buckets, self._unattended)
         words = self._buffers.take((*padded.input_ids.shape, self.network.words.dim))
         self.network.words.read(padded.input_ids, out=words)
@@ -185,14 +190,14 @@ class OpenVINOEncoder(Encoder):
                 for request in requests:
                     self.requests.put(request)
 
-    def _read_types(self) -> None:
-        """Compile the network with token types in place of the one without, to hold weights only once."""
+    def _recompile(self, change: Callable[[], None], is_done: Callable[[], bool]) -> None:
+        """Compile the network anew in place of the one that is there, to hold weights only once."""
         with self._taking_all:
-            if self.network.reads_types:
+            if is_done():
                 return
             requests = self._take_all()
             try:
-                self.network.read_types()
+                change()
                 requests = [self.network.make_request() for _ in requests]
             finally:
                 for request in requests:
@@ -255,16 +260,20 @@ class OpenVINOPass:
 
     def _represent(self, wanted: WantedOutputs) -> Ragged:
         encoder = self._encoder
-        assert encoder.heads is not None
         names = list_outputs(encoder.card)
         states = self._request.get_output_tensor(names.index(STATES)).data
         flat = states.reshape(-1, states.shape[-1])
-        parts = [
-            self._request.get_output_tensor(names.index(VECTORS)).data
-            if name == DENSE
-            else encoder.heads.compute(name, flat[wanted.places[name]])
-            for name in wanted.wants
-        ]
+        parts = []
+        for name in wanted.wants:
+            if name == DENSE:
+                parts.append(self._request.get_output_tensor(names.index(VECTORS)).data)
+            elif name == POOLED:
+                bounds = wanted.places[POOLED_BOUNDS]
+                sums = np.add.reduceat(flat[wanted.places[name]], bounds[:-1])
+                parts.append((sums / np.diff(bounds)[:, np.newaxis]).astype(np.float32))
+            else:
+                assert encoder.heads is not None
+                parts.append(encoder.heads.compute(name, flat[wanted.places[name]]))
         content = np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
         return wanted.lay_out(encoder.card, content)
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from vectormill.domain.task import DENSE
 from worker.encoder.choice import BF16, FP32, find_arithmetic
 from worker.encoder.encoder import EncoderOrder
 from worker.openvino.runtime import openvino as ov
@@ -39,7 +40,8 @@ HINTS: Final = {FP32: "f32", BF16: "bf16"}
 class OpenVINONetwork:
     """A converted network, compiled. Its inputs are `input_names`, in this order.
 
-    It reads token_type_ids only after `read_types` was called, so that until then batches need none.
+    It reads token_type_ids only after `read_types` was called, so that until then batches need none, and returns hidden
+    states of a model that has only vectors after `give_states` was called.
     """
 
     def __init__(self, folder: Path, order: EncoderOrder, precision: str, num_streams: int) -> None:
@@ -66,6 +68,7 @@ class OpenVINONetwork:
         }
         self.num_bytes = self._weights.bytes.nbytes + self.words.num_bytes
         self.has_types = TOKEN_TYPE_IDS in facts["inputs"]
+        self.gives_states = order.card.outputs != (DENSE,)
         self._compile(reads_types=False)
 
     def _compile(self, *, reads_types: bool) -> None:
@@ -73,6 +76,8 @@ class OpenVINONetwork:
         model = core.read_model(self._text, ov.Tensor(self._weights.bytes, shared_memory=True))
         if self.has_types and not reads_types:
             replace_types(model)
+        if not self.gives_states and len(results := model.get_results()) > 1:
+            model.remove_result(results[1])
         self._compiled = core.compile_model(model, "CPU", self._options)
         self.input_names = tuple(port.get_any_name() for port in self._compiled.inputs)
         self.forget_weights()
@@ -89,6 +94,11 @@ class OpenVINONetwork:
         if not self.has_types:
             raise ValueError("This model does not read token_type_ids.")
         self._compile(reads_types=True)
+
+    def give_states(self) -> None:
+        """Return hidden states too from now on. Invalidates existing requests."""
+        self.gives_states = True
+        self._compile(reads_types=self.reads_types)
 
     def make_request(self) -> Any:
         """Return an inference request, with its own buffers, for one batch at a time."""

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vectormill.domain.encoding import PASSAGES, TRUNCATE, EncodingSpec
+from vectormill.domain.encoding import LATE, PASSAGES, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import ModelError
 from vectormill.domain.task import DENSE, has_token_ids
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
 from worker.batching.batch import OUTPUTS, PROMPT_LENGTH
-from worker.encoder.outputs import find_bits
+from worker.encoder.outputs import BITS, POOLED, find_bits
 from worker.tasks.finishing import (
     empty_rows,
     fail_unless,
@@ -29,6 +29,7 @@ from worker.tasks.finishing import (
 )
 from worker.tasks.represent import Representing, find_changed_outputs, find_marks
 from worker.tasks.task import Finished, RequestState
+from worker.tokens.late import read_passages
 from worker.tokens.passages import PassagedTexts, cut_passages
 from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts, lay_together
 from worker.tokens.tokenizer import Tokenizer
@@ -71,6 +72,9 @@ class Embed:
     def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> RequestState:
         if spec.outputs != DENSE:
             return self._represent(spec, texts, max_chars)
+        if spec.long_texts == LATE:
+            late = read_passages(self._tokenizer, self._card, spec, texts, max_chars)
+            return Embedding(spec, *late, {OUTPUTS: BITS[POOLED]}, gives_vectors=self._gives_vectors())
         read, failures, constants = self._read(spec, texts, max_chars)
         return Embedding(spec, read, failures, constants, gives_vectors=self._gives_vectors())
 
@@ -141,7 +145,7 @@ class Embedding:
         self._spec = spec
         self._texts = texts
         self._failures: dict[int, ItemFailure] = dict(texts.sequences.failures)
-        self._failures |= {int(texts.offsets[text]): failure for text, failure in failures.items()}
+        self._failed_texts = failures
         # Where no special tokens are added, a text may have no token at all, and would have the vector 0.
         for place in np.flatnonzero(texts.sequences.lengths == 0).tolist():
             self._failures.setdefault(
@@ -159,11 +163,11 @@ class Embedding:
     def finish(self) -> Finished:
         assert self._results is not None
         texts = self._texts
-        failures = texts.join_failures(self._failures)
+        failures = {**texts.join_failures(self._failures), **self._failed_texts}
         lengths, truncated, num_passages = texts.num_tokens, texts.truncated, texts.num_passages
         results = self._results
         if self._gives_vectors:
-            vectors = finish_vectors(texts.join_vectors(results.matrix), self._spec)
+            vectors = finish_vectors(texts.join_vectors(results), self._spec)
             fail_unless(find_finite(vectors), failures)
             vectors[list(failures)] = 0
             results = Ragged.from_matrix(vectors)

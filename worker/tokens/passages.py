@@ -51,16 +51,36 @@ class PassageFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class PassagedTexts:
-    """Texts as sequences, of which text i has offsets[i]:offsets[i + 1].
+class Pieces:
+    """Parts of sequences: the sequence of each, and its rank among those in whose row of bytes its vector is."""
 
-    Each text has at least one sequence; a text that failed has one without ids. `weights` counts the tokens of each
-    sequence so that each token of a text counts once.
+    sequences: NDArray[np.int64]  # [pieces]
+    ranks: NDArray[np.int64]  # [pieces]
+    dimension: int
+
+    def take(self, results: Ragged) -> NDArray[np.float32]:
+        """Return the vectors [pieces, dimension], with zeros for those of a sequence that failed."""
+        vectors = results.covered.view(np.float32).reshape(-1, self.dimension)
+        places = results.offsets[self.sequences] // (4 * self.dimension) + self.ranks
+        places[results.lengths[self.sequences] == 0] = len(vectors)
+        taken: NDArray[np.float32] = np.append(vectors, np.zeros((1, self.dimension), np.float32), axis=0)[
+            places
+        ]
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class PassagedTexts:
+    """Texts as sequences, of which text i has offsets[i]:offsets[i + 1], or pieces of them.
+
+    Each text has at least one; a text that failed has one without ids. `weights` counts the tokens of each so that
+    each token of a text counts once.
     """
 
     sequences: TokenizedTexts
     offsets: NDArray[np.int64]  # [n + 1]
-    weights: NDArray[np.int64]  # [sequences]
+    weights: NDArray[np.int64]  # [sequences or pieces]
+    pieces: Pieces | None = None  # None if each is a whole sequence
 
     @classmethod
     def whole(cls, texts: TokenizedTexts) -> "PassagedTexts":
@@ -70,7 +90,7 @@ class PassagedTexts:
     @property
     def is_whole(self) -> bool:
         """Return True if each text is a single sequence."""
-        return len(self.sequences) == len(self.offsets) - 1
+        return len(self.weights) == len(self.offsets) - 1
 
     @property
     def num_passages(self) -> NDArray[np.int32]:
@@ -81,16 +101,18 @@ class PassagedTexts:
     @property
     def num_tokens(self) -> NDArray[np.int32]:
         """Return how many tokens [n] the model reads of each text. Repeated tokens count each time."""
-        lengths = self.sequences.lengths
+        lengths = self.sequences.lengths if self.pieces is None else self.weights
         return (lengths if self.is_whole else np.add.reduceat(lengths, self.offsets[:-1])).astype(np.int32)
 
     @property
     def truncated(self) -> NDArray[np.bool_]:
         """Return which texts [n] were truncated."""
-        return self.sequences.truncated[self.offsets[:-1]]
+        firsts = self.offsets[:-1]
+        return self.sequences.truncated[firsts if self.pieces is None else self.pieces.sequences[firsts]]
 
-    def join_vectors(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Join vectors [sequences, dim] into [n, dim]. The vector of a single sequence is not changed."""
+    def join_vectors(self, results: Ragged) -> NDArray[np.float32]:
+        """Join the rows of sequences into vectors [n, dim]. The vector of a single sequence is not changed."""
+        vectors: NDArray[np.float32] = results.matrix if self.pieces is None else self.pieces.take(results)
         if self.is_whole:
             return vectors
         joined = vectors[self.offsets[:-1]]
@@ -104,8 +126,9 @@ class PassagedTexts:
         """Return the failures of texts. A text fails with the error of its first sequence that failed."""
         joined: dict[int, ItemFailure] = {}
         for sequence in sorted(failures):
-            text = int(np.searchsorted(self.offsets, sequence, side="right")) - 1
-            joined.setdefault(text, failures[sequence])
+            places = [sequence] if self.pieces is None else np.flatnonzero(self.pieces.sequences == sequence)
+            for text in np.searchsorted(self.offsets, places, side="right") - 1:
+                joined.setdefault(int(text), failures[sequence])
         return joined
 
 

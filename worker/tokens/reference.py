@@ -97,6 +97,12 @@ class Reference:
                 )
         return Ragged.join(parts)
 
+    def encode_with_characters(self, texts: Sequence[str]) -> tuple[Ragged, Ragged]:
+        """Return the token ids of each text, and for each token two numbers: its first character, and that behind."""
+        found = [encoding for group in group_texts(texts) for encoding in self.rust.encode_batch(group)]
+        characters = [list(chain.from_iterable(encoding.offsets)) for encoding in found]
+        return _lay_out([encoding.ids for encoding in found]), _lay_out(characters)
+
     def encode_one(self, text: str) -> list[int]:
         ids: list[int] = self.rust.encode(text).ids
         return ids

@@ -17,6 +17,8 @@ from vectormill.ragged import Ragged
 
 INPUT_IDS: Final = "input_ids"
 TOKEN_TYPE_IDS: Final = "token_type_ids"  # noqa: S105 - no password
+# The passages whose vectors a sequence asks for, each by its first token and that behind it. Absent if none does.
+SPANS: Final = "spans"
 
 Ids = NDArray[np.int32]
 

@@ -124,6 +124,10 @@ class Tokenizer:
         """Return the token ids of all texts, whatever their length."""
         return _tokenized(self._encoding.encode(texts), np.zeros(len(texts), dtype=np.bool_), {})
 
+    def encode_with_characters(self, texts: Sequence[str]) -> tuple[Ragged, Ragged]:
+        """Return the token ids of all texts, and for each token from which character up to which it is."""
+        return self._reference.encode_with_characters(texts)
+
     def tokenize_pairs(
         self, first: Sequence[str], second: Sequence[str], max_tokens: int, truncate: bool
     ) -> TokenizedTexts:

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vectormill.ragged import Ragged
-from worker.batching.batch import Batch, OwnedBatch
+from worker.batching.batch import OUTPUTS, Batch, OwnedBatch
 from worker.batching.cost import BatchCost
 from worker.batching.limits import BatchLimits
 from worker.engine.request import EncodingCancelled, EngineStopped
 from worker.engine.request_queue import Admission, RequestQueue, Ticket
-from worker.tokens.tokenized import TokenizedTexts
+from worker.tokens.tokenized import SPANS, TokenizedTexts
 
 
 def tokenized(rows: list[list[int]]) -> TokenizedTexts:
@@ -36,6 +36,23 @@ def ticket_of(rows: list[list[int]], *, prompt_length: int = 0, is_interactive: 
     ticket = Ticket(4, is_interactive=is_interactive)
     ticket.lay(tokenized(rows), {"prompt_length": prompt_length})
     return ticket
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_batch_has_the_passages_of_the_requests_that_ask_for_them_and_no_others(is_first: bool) -> None:
+    queue = RequestQueue(BatchLimits(64), clock=lambda: 0.0)
+    bare, late = ticket_of([[1], [2, 3]]), Ticket(4, is_interactive=False)
+    texts = tokenized([[4, 5, 6], [7, 8]])
+    spans = Ragged.from_rows([np.array([0, 1, 1, 3]), np.array([0, 2])], np.int32)
+    late.lay(replace(texts, inputs={**texts.inputs, SPANS: spans}), {OUTPUTS: 8})
+    for ticket in (late, bare) if is_first else (bare, late):
+        queue.add(ticket)
+    work = next_work(queue)
+    assert work is not None
+    inputs = work.batch.inputs
+    found = [(inputs[SPANS].row(place).tolist(), int(inputs[OUTPUTS].row(place)[0])) for place in range(4)]
+    asked = [([0, 1, 1, 3], 8), ([0, 2], 8)]
+    assert found == ([*asked, ([], 0), ([], 0)] if is_first else [([], 0), ([], 0), *asked])
 
 
 def next_work(queue: RequestQueue) -> OwnedBatch | None:

@@ -93,7 +93,7 @@ def test_a_prompt_whose_last_token_melts_into_the_text_is_repeated_without_it() 
 def test_the_vector_of_a_text_is_the_mean_of_its_windows_by_their_new_tokens() -> None:
     passaged = cut_passages(tokenized([CLS, 1, 2, SEP], [CLS, *range(1, 9), SEP]), frame(6, 1))
     vectors = np.array([[0.1, 7], [1, 0], [0, 1], [8, 8]], dtype=np.float32)
-    joined = passaged.join_vectors(vectors)
+    joined = passaged.join_vectors(Ragged.from_matrix(vectors))
     assert (
         joined[0].tolist() == vectors[0].tolist()
     )  # to the bit: a text that fits is not averaged with anything
@@ -152,7 +152,7 @@ def test_no_text_and_whole_texts_are_passaged_too() -> None:
     whole = PassagedTexts.whole(texts)
     assert (whole.num_tokens.tolist(), whole.num_passages.tolist()) == ([3, 0], [0, 0])
     vectors = np.ones((2, 4), dtype=np.float32)
-    assert whole.join_vectors(vectors) is vectors
+    assert np.shares_memory(whole.join_vectors(Ragged.from_matrix(vectors)), vectors)
 
 
 def test_texts_are_tokenized_in_groups_that_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
