@@ -19,7 +19,7 @@ from psycopg import Cursor, sql
 from sqlalchemy import Connection, text
 
 from vectormill.collections.codebooks import open_kind
-from vectormill.collections.collection import Generation
+from vectormill.collections.collection import VECTORS, Generation
 from vectormill.collections.deletions import hold_deletions
 from vectormill.collections.row_kinds import Results, choose_kind
 from vectormill.db.parameters import BYTEA_OID, TEXT_OID, accept_arrays, make_bytes_array, make_places_array
@@ -237,11 +237,13 @@ CREATE_VIEW: Final = """
 def point_view_at(connection: Connection, generation: Generation) -> None:
     """Create or replace the collection's SQL view so that it reads this generation."""
     kind = choose_kind(generation.spec)
+    # The text that a passage is read in is not shown: the view is the same with and without late chunking.
+    shown = kind.text_columns[:1] if generation.kind == VECTORS else kind.text_columns
     driver_of(connection).execute(
         sql.SQL(CREATE_VIEW).format(
             name=sql.Identifier("public", generation.collection),
             results=sql.SQL(", ").join(kind.shown(generation.spec)),
-            texts=sql.SQL(", ").join(sql.Identifier("attributes", name) for name in kind.text_columns),
+            texts=sql.SQL(", ").join(sql.Identifier("attributes", name) for name in shown),
             table=sql.Identifier("vectormill", generation.table_name),
             attributes=sql.Identifier("vectormill", attributes_name(generation.id)),
         )

@@ -23,7 +23,7 @@ from vectormill.db.parameters import (
     open_array,
     split_row,
 )
-from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.encoding import LATE, EncodingSpec
 from vectormill.domain.task import (
     DENSE,
     MULTI_VECTOR,
@@ -191,7 +191,7 @@ class Vectors(Numbers):
     """The RowKind of vectors. The default type is halfvec: a 768-d row stays inline in its page, and WAL is halved."""
 
     result = VECTOR
-    text_columns = KEPT_TEXT
+    text_columns: tuple[str, ...] = KEPT_TEXT
     column = "embedding"
 
     def columns(self, spec: EncodingSpec) -> tuple[Column, ...]:
@@ -444,10 +444,17 @@ class ManyRepresentations(Objects):
         return fields
 
 
+class VectorsInTexts(Vectors):
+    """The RowKind of vectors of late chunking, where a passage is kept with the text that it is read in."""
+
+    text_columns = ("text", "text_pair")
+
+
+VECTORS_IN_TEXTS: Final = VectorsInTexts()
 ROW_KINDS: Final[Mapping[str, RowKind]] = {
     kind.result: kind for kind in (Vectors(), Scores(), Records(), ManyRepresentations())
 }
 
 
 def choose_kind(spec: EncodingSpec) -> RowKind:
-    return ROW_KINDS[spec.result]
+    return VECTORS_IN_TEXTS if spec.long_texts == LATE else ROW_KINDS[spec.result]

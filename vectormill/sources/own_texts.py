@@ -16,8 +16,9 @@ from vectormill.collections.exports import Inclusion, RowPage, find_exported, re
 from vectormill.collections.generation_tables import estimate_num_rows
 from vectormill.collections.generations import find_in_state
 from vectormill.db.outages import DATABASE_ERRORS
+from vectormill.domain.encoding import LATE
 from vectormill.domain.errors import Conflict, SourceFailed
-from vectormill.jobs.item import Items
+from vectormill.jobs.item import PASSAGE, Items
 from vectormill.sources.reader import Reader, SourceAssembler, SourcePlace, describe_database_error
 
 WITHOUT_VECTORS: Final = Inclusion(result=False, text=True, place=True)
@@ -41,12 +42,17 @@ class KeptTextReader(Reader):
         try:
             with self._place.engine.connect() as connection:
                 generation = self._find_generation(connection)
+            spec = self._place.find_spec()
             for page in read_pages(self._place.engine, generation, WITHOUT_VECTORS):
                 places = dict(zip(page.keys, page.places or [], strict=True))
                 rows = self._choose_rows(page)
-                items = assembler.assemble(
-                    rows.keys, rows.texts["text"], rows.metadata, rows.texts.get("text_pair")
-                )
+                pairs = rows.texts.get("text_pair") if spec is None or spec.reads_pairs else None
+                is_late = spec is not None and spec.long_texts == LATE and pairs is None
+                if is_late and any(f'"{PASSAGE}": ' in (metadata or "") for metadata in rows.metadata):
+                    raise SourceFailed(
+                        f"{self._name} keeps passages without their texts, which late chunking reads; use their source."
+                    )
+                items = assembler.assemble(rows.keys, rows.texts["text"], rows.metadata, pairs)
                 yield replace(items, places=[places[key] for key in items.keys])
         except Conflict as error:
             raise SourceFailed(self._gone) from error

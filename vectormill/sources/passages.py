@@ -2,7 +2,8 @@
 
 A row's key is the document's key and the passage's number (`key#0`, `key#1`, …). A document that is a single
 passage is numbered too, so that its key stays the same when the document grows. A row's metadata are those of
-its document plus `_passage`, the passage's position in code points.
+its document plus `_passage`, the passage's position in code points. With late chunking a row is a pair of the
+passage and its document, or of a long document the part around the passage.
 """
 
 import json
@@ -11,13 +12,16 @@ from typing import Any, Final
 
 import msgspec
 
+from vectormill.domain.encoding import LATE
 from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.jobs.chunk import USUAL_SPECIAL_TOKENS
-from vectormill.jobs.item import PASSAGE, Item
+from vectormill.jobs.item import PASSAGE, PLACE_MARK, Item, join_pair
 from vectormill.rows.values import encode_metadata
 from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, Reader, SourcePlace
 from vectormill.sources.source import TOKENS, Split
 
+# The usual number of characters of a token, by which the window of a model is compared with documents.
+CHARS_PER_TOKEN: Final = 4
 MARKDOWN_SUFFIXES: Final = (".md", ".markdown")
 
 # Cuts documents into passages: for each document a list of (start position, passage text).
@@ -36,11 +40,13 @@ class PassageReader(Reader):
 
     def read(self) -> Iterator[Sequence[Item]]:
         plain, markdown = make_cuts(self._split, self._place)
+        spec = self._place.find_spec()
+        window = CHARS_PER_TOKEN * spec.max_tokens if spec is not None and spec.long_texts == LATE else 0
         for documents in self._documents.read():
             passages: list[Item] = []
             num_bytes = 0
             for document, cuts in zip(documents, self._cut_all(documents, plain, markdown), strict=True):
-                for passage in name_passages(document, cuts):
+                for passage in name_passages(document, cuts, window):
                     passages.append(passage)
                     num_bytes += passage.num_bytes
                     if len(passages) >= MOST_ROWS or num_bytes >= MOST_BYTES:
@@ -80,13 +86,33 @@ def decode(text: bytes) -> str | None:
         return None
 
 
-def name_passages(document: Item, cuts: list[tuple[int, str]]) -> Iterator[Item]:
-    """Yield the rows of one document: its passages, or the whole document if it could not be split."""
+def pair_with_text(whole: str, start: int, passage: str, window: int) -> bytes:
+    """Return the pair of a passage and the text that it is read in, with a mark where its characters come before too.
+
+    That is the whole document, or one of its parts of two windows with half a window on each side.
+    """
+    begin, end = 0, len(whole)
+    if end > 3 * window:
+        first = start - start % (2 * window)
+        begin, end = max(0, first - window // 2), max(first + 5 * window // 2, start + len(passage))
+    around, place = whole[begin:end], start - begin
+    if around.find(passage) < place:
+        around = f"{around[:place]}{PLACE_MARK}{around[place:]}"
+    return join_pair(passage.encode(), around.encode())
+
+
+def name_passages(document: Item, cuts: list[tuple[int, str]], window: int = 0) -> Iterator[Item]:
+    """Yield the rows of one document: its passages, or the whole document if it could not be split.
+
+    With a `window`, in characters, passages are read in their texts.
+    """
     metadata: dict[str, Any] = msgspec.json.decode(document.metadata) if document.metadata else {}
     if not cuts:
         yield name_passage(document, metadata, 0, 0, document.text.decode("utf-8", "replace"), document.text)
+    whole = document.text.decode() if cuts and window else ""
     for index, (start, passage) in enumerate(cuts):
-        yield name_passage(document, metadata, index, start, passage, passage.encode())
+        text = pair_with_text(whole, start, passage, window) if window else passage.encode()
+        yield name_passage(document, metadata, index, start, passage, text)
 
 
 def name_passage(

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.task import JUDGE, TASKS
+from vectormill.domain.task import JUDGE
 from vectormill.files.formats import InputName
 from vectormill.rows.columns import Columns
 
@@ -301,11 +301,13 @@ def refuse_unfit(source: Source, spec: EncodingSpec | None) -> None:
     if spec is None:
         return
     pair = source.options.get("text_pair")
-    if pair is not None and not TASKS[spec.task].reads_pairs:
+    if pair is not None and not spec.reads_pairs:
         raise InvalidOption(
             f"The source sets text_pair to {pair!r}, but the collection's task, {spec.task}, reads one text per row; "
             "remove text_pair."
         )
+    if pair is not None and parse_split(source).by != NONE:
+        raise InvalidOption("Pairs of texts cannot be split; remove split.")
     # A classifier, which has labels, reads single texts too.
     if spec.task != JUDGE or spec.labels:
         return
