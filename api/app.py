@@ -59,6 +59,7 @@ from api.serving import REFERENCE, find_types
 from api.watch import Watch
 from vectormill.batches.endpoints import INPUT_SCHEMA
 from vectormill.db.session import make_engine
+from vectormill.jobs.in_use import is_model_in_use
 from vectormill.keys.api_keys import require_key_beyond_loopback
 from vectormill.keys.keyring import Keyring
 from vectormill.keys.own_key import OPEN_TO_ALL
@@ -210,7 +211,7 @@ def open_search_engine(engine: Engine) -> Engine:
 
 def make_resources(settings: Settings, engine: Engine, is_stopping: Callable[[], bool]) -> Resources:
     metrics = ApiMetrics(engine)
-    registry = open_registry(settings)
+    registry = open_registry(settings, is_in_use=functools.partial(is_model_in_use, engine))
     return Resources(
         settings=settings,
         engine=engine,

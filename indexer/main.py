@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -22,6 +23,7 @@ from indexer.reindexing import open_run_source
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import LeaseLost, RunCancelled
+from vectormill.jobs.in_use import is_model_in_use
 from vectormill.models.registry import Registry, open_registry
 from vectormill.processes.garbage import collect_seldom
 from vectormill.processes.stopping import StopSignals
@@ -146,7 +148,10 @@ def run(settings: Settings) -> None:
     """Run the indexer until SIGTERM or SIGINT."""
     collect_seldom()
     with StopSignals() as stop:
-        serve(settings, settings.need("database_url"), open_registry(settings), stop, open_run_source)
+        url = settings.need("database_url")
+        engine = make_engine(url, application_name="vectormill-indexer models", pool_size=1)
+        registry = open_registry(settings, is_in_use=partial(is_model_in_use, engine))
+        serve(settings, url, registry, stop, open_run_source)
 
 
 def serve(

@@ -131,7 +131,7 @@ def _choose_precision(
         return choose_static_precision(settings.precision).value, (FP32,)
     if card.is_extractor:
         return choose_extraction_precision(settings.precision, device).value, EXTRACTION_PRECISIONS
-    return choose_precision(settings.precision, device).value, PRECISIONS
+    return choose_precision(settings.precision, device, card.model_type).value, PRECISIONS
 
 
 def _is_packed(

@@ -49,7 +49,12 @@ def describe_model(name: str, card: ModelCard | ModelError, num_workers: int) ->
         "id": name, "object": "model", "owned_by": "vectormill", "name": name, "workers": num_workers,
     }  # fmt: skip
     if isinstance(card, ModelError):
-        unread = dict.fromkeys(ModelBody.__annotations__) | {"created": 0, "prompts": {}, "notes": []}
+        unread = dict.fromkeys(ModelBody.__annotations__) | {
+            "created": 0,
+            "prompts": {},
+            "notes": [],
+            "settings": [],
+        }
         return cast(ModelBody, unread | known | {"problem": str(card)})
     return describe(
         ModelBody,
@@ -58,8 +63,9 @@ def describe_model(name: str, card: ModelCard | ModelError, num_workers: int) ->
         created=find_moment(card),
         task=find_own_task(card),
         pooling="+".join(card.pooling),
-        problem=None,
+        problem=" ".join(card.flaws) or None,
         notes=list(card.notes),
+        settings=list(card.settings),
         unprompted=card.unprompted or None,
     )
 

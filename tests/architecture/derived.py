@@ -38,6 +38,7 @@ from vectormill.models.embedders import (
 from vectormill.models.families import CONVENTIONS, FAMILIES, Family, find_family
 from vectormill.models.gliner import MOST_TOKENS
 from vectormill.models.model_card import GLINER, REXUNINLU
+from vectormill.models.model_files import VERSIONS, WITHOUT_INFLUENCE
 from vectormill.models.poolings import POOLING_NAMES
 from vectormill.models.rerankers import RERANKERS
 from vectormill.models.static_table import DEFAULT_MAX_TOKENS, MODEL_TYPE, MODULE
@@ -264,6 +265,13 @@ def make_rerankers() -> str:
     return table([("template", "by name", "score", "default prompt", "as in"), *rows])
 
 
+def make_without_influence() -> str:
+    """Return the keys of sentence-transformers' files that no result depends on, with the reason."""
+    places = (("all of them", VERSIONS), *WITHOUT_INFLUENCE.items())
+    rows = [(place, f"`{key}`", why) for place, keys in places for key, why in keys.items()]
+    return table([("file or module", "key", "why no result depends on it"), *rows])
+
+
 def make_suggestions() -> str:
     rows = [
         (
@@ -404,6 +412,7 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
     ("docs/SECURE.md", fill("scopes", make_scopes())),
     ("docs/MODELS.md", fill("families", make_families())),
     ("docs/MODELS.md", fill("suggestions", make_suggestions())),
+    ("docs/MODELS.md", fill("without influence", make_without_influence())),
     ("docs/MODELS.md", fill("conventions", make_conventions())),
     ("docs/MODELS.md", fill("prompted", make_prompted())),
     ("docs/MODELS.md", fill("refused", make_refused())),

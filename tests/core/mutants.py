@@ -1413,7 +1413,7 @@ MUTANTS: Final = (
     Mutant(
         "a decoder with code of its own is read from left to right",
         "vectormill/models/embedders.py",
-        'if code and "is_causal" not in files.config and',
+        'if code and "is_causal" not in files.config.values and',
         "if False and",
     ),
     Mutant(

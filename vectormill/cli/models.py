@@ -51,6 +51,36 @@ def list_all(client: "Client") -> Sequence[Mapping[str, Any]]:
     return client.models()
 
 
+def show_model(model: Mapping[str, Any]) -> None:
+    """Print a model, and what its files say of it."""
+    print_facts(
+        [
+            *(
+                (name, model[name])
+                for name in ("name", "task", "dimension", "max_tokens", "pooling", "revision")
+            ),
+            ("problem", model["problem"]),
+            *(("setting", setting) for setting in model["settings"]),
+            *(("note", note) for note in model["notes"]),
+        ]
+    )
+
+
+@command(app, "vectormill models show all-MiniLM-L6-v2", view=show_model)
+def show(client: "Client", name: str) -> Mapping[str, Any]:
+    """Show a registered model: which settings of its files are honoured, and what cannot be.
+
+    Args:
+        name (NAME): The name of the model.
+    """
+    from vectormill.domain.errors import InvalidOption
+
+    models = {model["name"]: model for model in client.models()}
+    if name not in models:
+        raise InvalidOption(f"Unknown model {name!r}. Registered models: {', '.join(models)}.")
+    return models[name]
+
+
 def show_added(added: Mapping[str, Any]) -> None:
     report = added["report"] or {}
     print_facts(
@@ -60,6 +90,7 @@ def show_added(added: Mapping[str, Any]) -> None:
             ("dimension", added["dimension"]),
             ("longest text", f"{added['max_tokens']:,} tokens"),
             *((name, explain_choice(report, name)) for name in CHOICES if name in report),
+            *(("setting", setting) for setting in added["settings"]),
             *(("note", note) for note in added["notes"]),
         ]
     )
@@ -127,6 +158,7 @@ def add(
         registry = Registry({name: ModelEntry(path=path, **options)})
     name = name or model
     card = registry.card(name)  # refused from its small files, if at all
+    card.require_honoured()
     entry = registry.entry(name)
     if not Path(entry.path).is_dir():
         # The folder of a snapshot has the name of its commit; the card's revision also names an adapter.
@@ -148,7 +180,7 @@ def add(
         **asdict(entry),
         **{
             field: getattr(card, field)
-            for field in ("dimension", "max_tokens", "outputs", "notes", "revision")
+            for field in ("dimension", "max_tokens", "outputs", "settings", "notes", "revision")
         },
         "name": name,
         "task": find_own_task(card),

@@ -39,6 +39,9 @@ INT8: Final = "int8"  # codes of ranges that are measured once for a vector spac
 BINARY: Final = "binary"  # one bit a value: whether the value is above 0
 
 VECTOR_TYPES: Final = (FLOAT32, FLOAT16, INT8, BINARY)
+# The numbers by which a model's authors compare its vectors.
+COSINE: Final = "cosine"
+DOT: Final = "dot"  # the inner product, in which the length of a vector counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,8 @@ class EncodingOptions:
         str | None,
         Help(
             "The function applied to a classifier's outputs. By default, the model's own.",
-            "`softmax` for mutually exclusive labels, `sigmoid` for independent labels, `raw` for no function.",
+            "`softmax` for mutually exclusive labels, `sigmoid` for independent labels, `tanh` from -1 to 1, "
+            "`raw` for no function.",
             choices=ACTIVATIONS,
         ),
     ] = None

@@ -57,10 +57,11 @@ TASKS: Final[Mapping[str, Task]] = {
 # The functions that turn a classifier's outputs into scores.
 SOFTMAX: Final = "softmax"
 SIGMOID: Final = "sigmoid"
+TANH: Final = "tanh"
 RAW: Final = "raw"
-ACTIVATIONS: Final = (SOFTMAX, SIGMOID, RAW)
+ACTIVATIONS: Final = (SOFTMAX, SIGMOID, TANH, RAW)
 # The same values for type checkers; a test compares them.
-ActivationName = Literal["softmax", "sigmoid", "raw"]
+ActivationName = Literal["softmax", "sigmoid", "tanh", "raw"]
 
 
 IDS_MARK: Final = b"\xfe"

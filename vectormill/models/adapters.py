@@ -5,12 +5,11 @@ weight (https://arxiv.org/abs/2106.09685). jinaai/jina-embeddings-v3-hf has one 
 """
 
 import math
-from pathlib import Path
 from typing import Final
 
-from vectormill.domain.errors import UnsupportedModel
-from vectormill.models.json_files import read_object
+from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.models.model_card import Adapter
+from vectormill.models.model_files import ModelFiles
 from vectormill.models.weights import ADAPTER_CONFIG
 
 # Settings of peft that change more than a product of two matrices; each is unset in a plain adapter.
@@ -30,21 +29,24 @@ _UNSUPPORTED: Final = (
 )
 
 
-def read_adapter(name: str, directory: Path, wanted: str) -> Adapter:
+def read_adapter(files: ModelFiles, wanted: str) -> Adapter:
     """Return the adapter in a folder. Raise UnsupportedModel if there is none or if it is more than LoRA."""
-    known = sorted(path.parent.name for path in directory.glob(f"*/{ADAPTER_CONFIG}"))
+    name = files.name
+    known = sorted(path.parent.name for path in files.directory.glob(f"*/{ADAPTER_CONFIG}"))
     if wanted not in known:
         raise UnsupportedModel(
             f"The model {name!r} has no adapter {wanted!r}; "
             f"{'it has ' + ', '.join(known) if known else 'no folder in its directory is one'}."
         )
-    config = read_object(directory / wanted / ADAPTER_CONFIG, name)
-    flaws = [key for key in _UNSUPPORTED if config.get(key)]
-    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or flaws:
+    config = files.read(f"{wanted}/{ADAPTER_CONFIG}")
+    flaws = [key for key in _UNSUPPORTED if config.find(key)]
+    if config.take("peft_type", "") != "LORA" or config.take("bias", "none") != "none" or flaws:
         raise UnsupportedModel(
             f"The adapter {wanted!r} of model {name!r} is not a plain LoRA"
             f"{' (' + ', '.join(flaws) + ')' if flaws else ''}, which is the only kind that is merged."
         )
-    rank = int(config["r"])
-    scaling = float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return Adapter(wanted, scaling)
+    rank = config.take("r", 0, least=1)
+    if not rank:
+        raise ModelError(f"{config.place} of model {name!r} has no r, the rank of its matrices.")
+    alpha = float(config.take("lora_alpha", 0.0))
+    return Adapter(wanted, alpha / (math.sqrt(rank) if config.take("use_rslora", False) else rank))

@@ -33,6 +33,9 @@ class ModelBody(TypedDict):
     notes: Annotated[
         list[str], Meta(description="Notes on how the model is used differently from what its files say.")
     ]
+    settings: Annotated[
+        list[str], Meta(description="What the model's files say of how it is used, each with its file.")
+    ]
     unprompted: Annotated[
         str | None, Meta(description="The note that applies only to jobs without a prompt.")
     ]

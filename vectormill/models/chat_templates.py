@@ -21,6 +21,7 @@ from vectormill.models.rerankers import (
     fill_in,
     strip_texts,
 )
+from vectormill.models.stored import Stored
 
 # The module of sentence-transformers that makes a reranker of a causal language model.
 LOGIT_SCORE: Final = "LogitScore"
@@ -35,12 +36,15 @@ def find_template(files: ModelFiles) -> Template | None:
     """
     wanted = files.entry.template
     if wanted is None:
-        is_chat = len(files.modules) == 1 and "message" in files.transformer.get("modality_config", ())
+        is_chat = len(files.modules) == 1 and "message" in files.transformer.take("modality_config", {})
         if is_chat or files.kinds[1:] == [LOGIT_SCORE]:
             return _read_chat_template(files)
-        rows = (row for row in RERANKERS if row.model_type == files.model_type)
         called = files.called.lower()
-        return next((row.template for row in rows if any(each.lower() in called for each in row.names)), None)
+        for row in RERANKERS:
+            if row.model_type == files.model_type and any(each.lower() in called for each in row.names):
+                files.named.append(row.name)
+                return row.template
+        return None
     for row in RERANKERS:
         if row.name == wanted:
             return row.template
@@ -54,16 +58,16 @@ def _read_chat_template(files: ModelFiles) -> Template:
     Without a module LogitScore it has a head of its own. Raise UnsupportedModel if no chat template puts a pair
     into words.
     """
-    score = files.read_module(1) if len(files.modules) > 1 else {}
-    options = (files.transformer.get("processing_kwargs") or {}).get("chat_template") or {}
-    message = (files.transformer.get("modality_config") or {}).get("message", {})
-    flaw = "" if message else "its pairs are not messages of a chat template (modality_config)"
+    score = files.read_module(1) if len(files.modules) > 1 else Stored({}, "", files.name)
+    options = files.transformer.inner("processing_kwargs").take("chat_template", {})
+    message = files.transformer.inner("modality_config").inner("message")
+    flaw = "" if message.values else "its pairs are not messages of a chat template (modality_config)"
     if unsupported := options.keys() & _UNSUPPORTED_OPTIONS:
         flaw = f"its chat template has the option {min(unsupported)}"
     try:
         if flaw:
             raise ValueError(flaw)
-        render = _read_chat(files, options, is_structured=message.get("format") != "flat")
+        render = _read_chat(files, options, is_structured=message.take("format", "auto") != "flat")
         pieces, plain = (render({**FIELDS, INSTRUCTION: system}) for system in (FIELDS[INSTRUCTION], ""))
         strips = _find_stripped(render, {pieces: " As {told}.\n", plain: ""})
         if any(piece.count(FIELDS[DOCUMENT]) != 1 for piece in (pieces, plain)):
@@ -72,8 +76,12 @@ def _read_chat_template(files: ModelFiles) -> Template:
         raise
     except Exception as error:  # a template may raise anything
         raise UnsupportedModel(f"The reranker {files.name!r} cannot be used: {error}.") from error
-    words = score.get("true_token_id"), score.get("false_token_id")
-    return Template((pieces,), (plain,), *words, strips=strips)
+    logits = score.take("module_input_name", "causal_logits")
+    if logits != "causal_logits":
+        files.flaws.append(str(score.refuse("module_input_name", "must be causal_logits")))
+    words = [score.take(key, -1, least=0) for key in ("true_token_id", "false_token_id")]
+    true, false = (None if word < 0 else word for word in words)
+    return Template((pieces,), (plain,), true, false, strips=strips)
 
 
 def _find_stripped(render: Callable[[Mapping[str, str]], str], pieces: Mapping[str, str]) -> frozenset[str]:
@@ -102,10 +110,10 @@ def _read_chat(
 
     config = files.read("tokenizer_config.json")
     path = files.directory / "chat_template.jinja"
-    text = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
+    text = path.read_text(encoding="utf-8") if path.is_file() else config.find("chat_template")
     if not isinstance(text, str):
         raise ValueError(f"it has no chat template in {files.directory}")
-    tokens = {key: value for key, value in config.items() if key.endswith("_token")}
+    tokens = {key: config.find(key) for key in config.values if key.endswith("_token")}
     context = {key: each["content"] if isinstance(each, dict) else each for key, each in tokens.items()}
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]

@@ -7,15 +7,15 @@ rerankers, whose head are the rows of one or two words in the matrix that predic
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
-from vectormill.domain.task import RAW, SIGMOID, SOFTMAX
+from vectormill.domain.task import RAW, SIGMOID, SOFTMAX, TANH
 from vectormill.models.families import FAMILIES, find_family
-from vectormill.models.json_files import read_object
 from vectormill.models.model_card import Classifier
+from vectormill.models.model_files import ModelFiles
 from vectormill.models.rerankers import Template
+from vectormill.models.stored import Stored
 
 SUFFIX: Final = "ForSequenceClassification"
 GENERATIVE: Final = "ForCausalLM"
@@ -23,41 +23,34 @@ GENERATIVE: Final = "ForCausalLM"
 RELEVANCE: Final = "relevance"
 STRUCTBERT: Final = "SbertForSequenceClassification"
 
-# The names of sentence-transformers, version 4 and earlier ones, in the configuration of a CrossEncoder.
-_ACTIVATION_NAMES: Final = {"Sigmoid": SIGMOID, "Identity": RAW, "Softmax": SOFTMAX}
+# The activations of a CrossEncoder of sentence-transformers, by the names of torch's classes.
+_ACTIVATION_NAMES: Final = {"Sigmoid": SIGMOID, "Identity": RAW, "Softmax": SOFTMAX, "Tanh": TANH}
 
 
-def read_classifier(
-    name: str, directory: Path, config: Mapping[str, Any], template: Template | None = None
-) -> Classifier | None:
+def read_classifier(files: ModelFiles, template: Template | None = None) -> Classifier | None:
     """Return a model's classification head; None if it has none. Raise ModelError for an unknown head.
 
     `template` is that of a generative reranker, or of one that was given a head of its own.
     """
-    architecture = (config.get("architectures") or [""])[0]
+    architecture, config = files.architecture, files.config
     if template is not None and template.words and architecture.endswith(GENERATIVE):
-        return Classifier(
-            architecture, "last_token", (RELEVANCE,), _read_activation(name, directory, config, 1), template
-        )
+        return Classifier(architecture, "last_token", (RELEVANCE,), _read_activation(files, 1), template)
     if is_structbert(config):
-        return Classifier(STRUCTBERT, "cls", _read_structbert_labels(name, directory, config), SOFTMAX)
+        return Classifier(STRUCTBERT, "cls", _read_structbert_labels(files), SOFTMAX)
     if not architecture.endswith(SUFFIX):
         return None
-    model_type = str(config.get("model_type"))
-    pooling = find_family(model_type).head_pooling
+    pooling = find_family(files.model_type).head_pooling
     if not pooling:
         known = ", ".join(family.model_type for family in FAMILIES.values() if family.head_pooling)
         raise ModelError(
-            f"The model {name!r} is a {architecture}, whose type {model_type!r} is not supported for scores; "
-            f"supported: {known}."
+            f"The model {files.name!r} is a {architecture}, whose type {files.model_type!r} is not supported for "
+            f"scores; supported: {known}."
         )
-    if model_type == "modernbert":
-        pooling = str(config.get("classifier_pooling", pooling))
-    labels = _read_labels(name, config)
+    if files.model_type == "modernbert":
+        pooling = config.take("classifier_pooling", pooling)
+    labels = _read_labels(files)
     own = replace(template, true=None, false=None) if template is not None and len(labels) == 1 else None
-    return Classifier(
-        architecture, pooling, labels, _read_activation(name, directory, config, len(labels)), own
-    )
+    return Classifier(architecture, pooling, labels, _read_activation(files, len(labels)), own)
 
 
 def require_template(name: str, classifier: Classifier | None, wanted: str | None) -> Template | None:
@@ -72,21 +65,21 @@ def require_template(name: str, classifier: Classifier | None, wanted: str | Non
     return template
 
 
-def is_structbert(config: Mapping[str, Any]) -> bool:
+def is_structbert(config: Stored) -> bool:
     """Return True for a StructBERT.
 
     Its configuration names no class: only `base_model_prefix` identifies it.
     """
-    return "model_type" not in config and config.get("base_model_prefix") == "encoder"
+    return "model_type" not in config.values and config.find("base_model_prefix") == "encoder"
 
 
-def _read_labels(name: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+def _read_labels(files: ModelFiles) -> tuple[str, ...]:
     """Return the labels as transformers does: two by default, unless the configuration says otherwise.
 
     Raise ModelError if labels are equal or cannot be stored.
     """
-    by_number = _number_labels(name, config.get("id2label") or {}, "id2label in config.json")
-    num_labels = len(by_number) or int(config.get("num_labels") or 2)
+    by_number = _number_labels(files.name, files.config.take("id2label", {}), "id2label in config.json")
+    num_labels = len(by_number) or files.config.take("num_labels", 2, least=1)
     labels = tuple(by_number.get(number, f"LABEL_{number}") for number in range(num_labels))
     for label in labels:  # by which results name a probability
         flaw = ""
@@ -96,7 +89,7 @@ def _read_labels(name: str, config: Mapping[str, Any]) -> tuple[str, ...]:
             flaw = "contains a NUL character or half of a surrogate pair, which cannot be stored"
         if flaw:
             raise ModelError(
-                f"The label {label!r} of model {name!r} {flaw}; rename it in id2label in config.json."
+                f"The label {label!r} of model {files.name!r} {flaw}; rename it in id2label in config.json."
             )
     return labels
 
@@ -111,37 +104,40 @@ def _number_labels(name: str, labels: Mapping[Any, Any], place: str) -> dict[int
         ) from error
 
 
-def _read_activation(name: str, directory: Path, config: Mapping[str, Any], num_labels: int) -> str:
+def _read_activation(files: ModelFiles, num_labels: int) -> str:
     """Return the activation that sentence-transformers stored, else that of transformers' pipeline.
 
-    Version 4 wrote it to config.json, and later ones write it beside.
+    Version 4 wrote it to config.json, and later ones write it beside. Another one than torch's plain functions is a
+    flaw of the model.
     """
-    own = read_object(directory / "config_sentence_transformers.json", name, is_needed=False)
-    own = own if own.get("activation_fn") else config.get("sentence_transformers") or {}
-    function = own.get("activation_fn") or config.get("sbert_ce_default_activation_function") or ""
-    told = _ACTIVATION_NAMES.get(str(function).rsplit(".", 1)[-1])
-    if told is not None:
-        return told
+    own, config = files.encoder, files.config
+    places = ((own, "activation_fn"), (config.inner("sentence_transformers"), "activation_fn"))
+    for place, key in (*places, (config, "sbert_ce_default_activation_function")):
+        function = str(place.take(key, ""))
+        if function:
+            told = _ACTIVATION_NAMES.get(function.rsplit(".", 1)[-1])
+            if told is not None and function.startswith("torch."):
+                return told
+            known = ", ".join(_ACTIVATION_NAMES)
+            files.flaws.append(str(place.refuse(key, f"must be one of torch.nn's {known}")))
+            break
     # As in transformers' pipeline: if several labels can hold at once, each has its own probability.
-    holds_several = config.get("problem_type") == "multi_label_classification"
+    holds_several = config.take("problem_type", "") == "multi_label_classification"
     return SIGMOID if num_labels == 1 or holds_several else SOFTMAX
 
 
-def _read_structbert_labels(name: str, directory: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
+def _read_structbert_labels(files: ModelFiles) -> tuple[str, ...]:
     """Return the labels from label_mapping.json, else configuration.json, else config.json.
 
     This is the reference's order.
     """
-    if (directory / "label_mapping.json").is_file():
-        found = read_object(directory / "label_mapping.json", name)
-    else:
-        model = read_object(directory / "configuration.json", name, is_needed=False).get("model") or {}
-        found = model.get("label2id") or {}
-    found = found or config.get("label2id") or {}
+    name, mapping = files.name, files.read("label_mapping.json")
+    model = files.read("configuration.json").inner("model")
+    found = mapping.values or model.take("label2id", {}) or files.config.take("label2id", {})
     numbers = _number_labels(name, {number: label for label, number in found.items()}, "label_mapping.json")
     if sorted(numbers) != list(range(len(numbers))) or not numbers:
         raise ModelError(
             f"The labels of model {name!r} are not numbered from 0, or there are none; label_mapping.json in "
-            f'{directory} should map each label to its number: {{"label": number}}.'
+            f'{files.directory} should map each label to its number: {{"label": number}}.'
         )
     return tuple(numbers[number] for number in range(len(numbers)))

@@ -177,16 +177,18 @@ def require_known_code(files: ModelFiles) -> None:
 
     gte-Qwen2 is such a decoder, and says `is_causal: false`, which transformers reads too.
     """
-    code = (files.config.get("auto_map") or {}).get("AutoModel")
-    if code and "is_causal" not in files.config and find_family(files.model_type).is_causal:
+    code = files.config.inner("auto_map").find("AutoModel")
+    if code and "is_causal" not in files.config.values and find_family(files.model_type).is_causal:
         raise UnsupportedModel(
             f"The model {files.name!r} has code of its own ({code}), which is never run. Transformers' "
             f"{files.model_type} reads texts from left to right, and no file says whether that code does: set "
             "is_causal in config.json, to false if it attends both ways."
         )
     for row in REPOSITORY_CODE:
-        is_it = files.architecture.startswith(row.architecture) and (row.key in files.config or not row.key)
-        if is_it and "auto_map" in files.config:
+        is_it = files.architecture.startswith(row.architecture) and (
+            row.key in files.config.values or not row.key
+        )
+        if is_it and "auto_map" in files.config.values:
             raise UnsupportedModel(
                 f"The model {files.name!r} is {row.what} ({files.architecture}), whose code comes with its repository "
                 f"and is never run; {row.way}."
@@ -215,7 +217,7 @@ def judge_adapters(files: ModelFiles) -> tuple[str, ...]:
     """
     if files.entry.adapter is not None:
         return (f"The adapter {files.entry.adapter} is merged into its weights.",)
-    named = ", ".join(map(str, files.config.get("lora_adaptations") or []))
+    named = ", ".join(files.config.texts("lora_adaptations"))
     if not named and files.architecture != "JinaEmbeddingsV3Model":
         return ()
     adapters = f"an adapter (LoRA) for each task{f' ({named})' if named else ''}"
@@ -279,7 +281,7 @@ def describe_purpose(files: ModelFiles) -> tuple[str, str]:
 
 def describe_modules(files: ModelFiles) -> str:
     """Return what unsupported modules make of a model, to complete "The model is"; empty if unknown."""
-    is_pylate = any(str(module["type"]).startswith("pylate.") for module in files.modules)
+    is_pylate = any(module.type.startswith("pylate.") for module in files.modules)
     if is_pylate or files.kinds == ["Transformer", "Dense"]:
         return LATE_INTERACTION
     return next((MODULE_PURPOSES[kind] for kind in files.kinds if kind in MODULE_PURPOSES), "")

@@ -55,7 +55,8 @@ class Family:
     padding is, unless the configuration says `is_causal: false`. If `needs_mask`, a forward pass without a
     mask would search for padding, or for the bounds of packed sequences, on the device. If `has_offset`,
     position embeddings start after the padding id, so that the table has two unused rows. If `counts_itself`,
-    the window of a layer that looks both ways includes the token itself on either side.
+    the window of a layer that looks both ways includes the token itself on either side. If `overflows_fp16`, its hidden
+    states exceed 65,504, the largest number of fp16.
 
     `encoder` is the class of transformers for the encoder alone of an encoder-decoder model, since no vector
     depends on the decoder; it has no table of positions, so that only its tokenizer limits a text. `head_pooling`
@@ -73,6 +74,7 @@ class Family:
     needs_mask: bool = False
     has_offset: bool = False
     counts_itself: bool = False
+    overflows_fp16: bool = False
     encoder: str = ""
     head_pooling: str = ""
     bare: Mapping[str, str] = field(default_factory=dict)
@@ -141,7 +143,9 @@ def _roberta(model_type: str, architecture: str) -> Family:
     )
 
 
-def _decoder(model_type: str, obstacle: str = "", *, counts_itself: bool = False) -> Family:
+def _decoder(
+    model_type: str, obstacle: str = "", *, counts_itself: bool = False, overflows_fp16: bool = False
+) -> Family:
     """Return a family with rotary positions, grouped key heads, and windows if the configuration has them."""
     # Texts are read from left to right, so that only the last token has seen all others.
     return Family(
@@ -151,6 +155,7 @@ def _decoder(model_type: str, obstacle: str = "", *, counts_itself: bool = False
         is_causal=True,
         needs_mask=True,
         counts_itself=counts_itself,
+        overflows_fp16=overflows_fp16,
         head_pooling="last_token",
         layout=_DECODER,
     )
@@ -197,9 +202,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
         Family("electra", FROM_ZERO, head_pooling="cls", bare={"ElectraModel": _CONVENTION}, layout=_BERT),
         Family("eurobert", FROM_ZERO, bare={"EuroBertModel": _CONVENTION}),
         _decoder("gemma"),
-        _decoder("gemma2", _SOFTCAP),
+        # Gemma 2 and 3 were trained in bf16: https://github.com/huggingface/transformers/issues/36822, and
+        # https://huggingface.co/google/embeddinggemma-300m: "activations do not support float16".
+        _decoder("gemma2", _SOFTCAP, overflows_fp16=True),
         # EmbeddingGemma looks both ways (use_bidirectional_attention).
-        _decoder("gemma3_text", counts_itself=True),
+        _decoder("gemma3_text", counts_itself=True, overflows_fp16=True),
         Family("gte", FROM_ZERO),
         Family("jina_embeddings_v3", FROM_ZERO, bare={"JinaEmbeddingsV3Model": _JINA}),
         _decoder("llama"),

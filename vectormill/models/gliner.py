@@ -5,12 +5,11 @@ package gliner (0.2.29, https://github.com/urchade/GLiNER), whose class UniEncod
 """
 
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.models.families import FAMILIES, find_family
-from vectormill.models.json_files import read_object
 from vectormill.models.model_card import GLINER, GlinerConfig, ModelCard
 from vectormill.models.model_files import ModelFiles
 from vectormill.models.poolings import MEAN
@@ -41,36 +40,38 @@ def read_gliner_card(files: ModelFiles) -> ModelCard:
         raise ModelError(
             f"The model {files.name!r} is a {GLINER}, to which neither pooling nor normalize applies."
         )
-    config = read_gliner_config(files.name, files.directory)
+    config = read_gliner_config(files)
     limit = {} if config.has_positions else {"max_position_embeddings": MOST_TOKENS}
-    window = min(files.find_window({**config.encoder, **limit}), MOST_TOKENS)
+    encoder = replace(files.read(CONFIG_FILE).inner("encoder_config"), values={**config.encoder, **limit})
+    window, usual = files.find_window(encoder, most=MOST_TOKENS)
     return ModelCard(
         name=files.name,
         path=files.directory,
         revision=files.revision,
         architecture=GLINER,
         dimension=0,
-        max_tokens=files.choose_max_tokens(window, window),
+        max_tokens=files.choose_max_tokens(window, usual),
         pooling=(MEAN,),
         normalize=False,
         num_parameters=files.num_parameters,
         extractor=GLINER,
         gliner=config,
-        special=read_special_tokens(files.name, files.directory),
-        shape=files.read_shape(config.encoder, ENCODER_PREFIX),
+        special=read_special_tokens(files),
+        shape=files.read_shape(encoder, ENCODER_PREFIX),
+        settings=files.describe_settings(),
     )
 
 
-def read_gliner_config(name: str, directory: Path) -> GlinerConfig:
+def read_gliner_config(files: ModelFiles) -> GlinerConfig:
     """Return the configuration. Raise ModelError if it cannot be read or is of an unsupported kind."""
-    config = read_object(directory / CONFIG_FILE, name)
+    name, config = files.name, files.read(CONFIG_FILE)
     for key, supported in SUPPORTED.items():
-        found = config.get(key, supported) or None
+        found = config.find(key) or supported
         if found != supported:
             only = f"only {supported!r} is" if supported else "which is not"
             raise UnsupportedModel(f"The GLiNER {name!r} has {key} {found!r}, {only} supported.")
-    encoder = config.get("encoder_config")
-    if not encoder or not (directory / "tokenizer.json").is_file():
+    encoder = dict(config.take("encoder_config", {}))
+    if not encoder or not (files.directory / "tokenizer.json").is_file():
         raise ModelError(
             f"The GLiNER {name!r} lacks {'tokenizer.json' if encoder else 'encoder_config in ' + CONFIG_FILE}. Write "
             "both with the package gliner: GLiNER.from_pretrained(…).save_pretrained(…)."
@@ -80,13 +81,16 @@ def read_gliner_config(name: str, directory: Path) -> GlinerConfig:
         raise UnsupportedModel(
             f"The GLiNER {name!r} has an encoder of the architecture {family!r}, which is not supported."
         )
+    sizes = {key: config.take(key, 0, least=1) for key in ("hidden_size", "max_width", "max_len")}
+    if lacking := [key for key, size in sizes.items() if not size]:
+        raise ModelError(f"{CONFIG_FILE} of model {name!r} has no {lacking[0]}.")
     return GlinerConfig(
         encoder=encoder,
-        hidden_size=int(config["hidden_size"]),
-        max_width=int(config["max_width"]),
-        max_words=int(config["max_len"]),
-        num_rnn_layers=int(config.get("num_rnn_layers", 1)),
-        marker=config.get("ent_token", "<<ENT>>"),
-        separator=config.get("sep_token", "<<SEP>>"),
-        reads_label=not config.get("embed_ent_token", True),
+        hidden_size=sizes["hidden_size"],
+        max_width=sizes["max_width"],
+        max_words=sizes["max_len"],
+        num_rnn_layers=config.take("num_rnn_layers", 1, least=0),
+        marker=config.take("ent_token", "<<ENT>>"),
+        separator=config.take("sep_token", "<<SEP>>"),
+        reads_label=not config.take("embed_ent_token", True),
     )

@@ -15,6 +15,7 @@ from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.models.families import find_family
 from vectormill.models.model_card import SparseHead, TokenHead
 from vectormill.models.model_files import SPLADE, ModelFiles
+from vectormill.models.stored import Stored
 from vectormill.models.tensor_headers import read_header
 from vectormill.models.weights import COLBERT_LINEAR, HEAD_FILES, SPARSE_LINEAR
 
@@ -65,6 +66,8 @@ def read_heads(files: ModelFiles) -> Heads:
         if files.architecture.endswith("ForMaskedLM") and (
             pooling == SPLADE or SPLADE in files.called.lower()
         ):
+            if pooling is None:
+                files.named.append(SPLADE)
             note = "It has no modules.json: the largest weight of a word is used, as SPLADE's authors do."
             return Heads((SPARSE,), SparseHead(), sparse_dimensions=_count_words(files), notes=(note,))
     if pooling == SPLADE:
@@ -76,16 +79,19 @@ def read_heads(files: ModelFiles) -> Heads:
 
 def has_token_modules(files: ModelFiles) -> bool:
     """Return True for the modules of PyLate, or of a MultiVectorEncoder of sentence-transformers."""
-    is_pylate = any(str(module["type"]).startswith("pylate.") for module in files.modules)
-    is_told = files.encoder.get("model_type") in ("ColBERT", "MultiVectorEncoder")
+    is_pylate = any(module.type.startswith("pylate.") for module in files.modules)
+    is_told = files.encoder.take("model_type", "") in ("ColBERT", "MultiVectorEncoder")
     return bool(files.modules) and (is_pylate or is_told or MASK_MODULE in files.kinds)
 
 
 def _read_splade_modules(files: ModelFiles) -> Heads:
-    config = files.read(f"{files.modules[1]['path']}/config.json")
-    sums = config.get("pooling_strategy", "max") == "sum"
-    num_logs = 2 if config.get("activation_function") == "log1p_relu" else 1
-    head = SparseHead(sums=sums, num_logs=num_logs)
+    config = files.read(f"{files.modules[1].folder}/config.json")
+    strategy, activation = config.take("pooling_strategy", "max"), config.take("activation_function", "relu")
+    if strategy not in ("max", "sum"):
+        files.flaws.append(str(config.refuse("pooling_strategy", "must be max or sum")))
+    if activation not in ("relu", "log1p_relu"):
+        files.flaws.append(str(config.refuse("activation_function", "must be relu or log1p_relu")))
+    head = SparseHead(sums=strategy == "sum", num_logs=2 if activation == "log1p_relu" else 1)
     return Heads((SPARSE,), head, sparse_dimensions=_count_words(files))
 
 
@@ -110,7 +116,7 @@ def _read_stanford(files: ModelFiles) -> Heads:
     """Return the head of a ColBERT by Stanford's package, whose settings are in artifact.metadata."""
     told = files.read("artifact.metadata")
     prompts = {
-        side: f"{told.get(key) or default.strip()} "
+        side: f"{told.take(key, '') or default.strip()} "
         for (side, default), key in zip(
             STANFORD_PROMPTS.items(), ("query_token_id", "doc_token_id"), strict=True
         )
@@ -121,82 +127,95 @@ def _read_stanford(files: ModelFiles) -> Heads:
             f"The weights of model {files.name!r} lack linear.weight, the projection that makes a ColBERT's vectors of "
             "its hidden states. Take the files as Stanford's package saved them."
         )
-    length = int(told.get("query_maxlen") or QUERY_TOKENS)
+    length = told.take("query_maxlen", QUERY_TOKENS, least=1)
     head = TokenHead(
         prefix="linear.",
-        skiplist=_find_tokens(files, string.punctuation if told.get("mask_punctuation", True) else ""),
+        skiplist=_find_tokens(files, string.punctuation if told.take("mask_punctuation", True) else ""),
         **_mark(files, prompts),
         most_query_tokens=length,
         fewest_query_tokens=length,
         filler=_find_filler(files, None),
-        attends=bool(told.get("attend_to_mask_tokens")),
+        attends=told.take("attend_to_mask_tokens", False),
     )
-    dimension = int(told.get("dim") or 128) if projection is None else projection.shape[0]
-    return _make_token_heads(files, head, dimension, prompts, int(told.get("doc_maxlen") or 0))
+    dimension = told.take("dim", 128, least=1) if projection is None else projection.shape[0]
+    return _make_token_heads(files, head, dimension, prompts, told.take("doc_maxlen", 0, least=0))
 
 
 def _read_token_modules(files: ModelFiles) -> Heads:
     """Return the head of a ColBERT in the layouts of PyLate and of sentence-transformers' MultiVectorEncoder."""
     encoder, transformer = files.encoder, files.transformer
-    dense = files.list_dense()
-    expected = ["Transformer", *["Dense"] * len(dense)]
+    folders = files.list_dense()
+    expected = ["Transformer", *["Dense"] * len(folders)]
     rest = files.kinds[len(expected) :]
     is_pylate = MASK_MODULE not in files.kinds
     if (
         files.kinds[: len(expected)] != expected
-        or not dense
+        or not folders
         or rest not in ([], [MASK_MODULE], [MASK_MODULE, "Normalize"])
     ):
         raise UnsupportedModel(
             f"The model {files.name!r} is a late-interaction model (ColBERT) made of {', '.join(files.kinds)}. Only "
             f"Transformer, one or more Dense, {MASK_MODULE} and Normalize are supported, in this order."
         )
-    prompts = {side: text for side, text in (encoder.get("prompts") or {}).items() if isinstance(text, str)}
+    dense = tuple(files.read_dense(folder, "token_embeddings") for folder in folders)
+    prompts, _ = files.read_prompts()
     prefixes = {}
     for side in ("query", "document"):
-        if f"{side}_prefix" in encoder:
-            prefix = prefixes[side] = encoder[f"{side}_prefix"] or ""
+        if f"{side}_prefix" in encoder.values:
+            prefix = prefixes[side] = encoder.take(f"{side}_prefix", "")
             prompts[side] = prefix + prompts.get(side, "").removeprefix(prefix)
-    mask = {} if is_pylate else files.read(f"{files.modules[len(expected)]['path']}/config.json")
-    if mask.get("keep_only_token_ids"):
+    number = len(expected)
+    mask = (
+        Stored({}, "", files.name) if is_pylate else files.read(f"{files.modules[number].folder}/config.json")
+    )
+    if mask.find("keep_only_token_ids"):
         raise UnsupportedModel(
             f"The model {files.name!r} keeps the vectors of certain tokens alone, such as those of images, which is "
             "not supported."
         )
-    words = (
-        encoder.get("skiplist_words", list(string.punctuation)) if is_pylate else mask.get("skiplist_words")
-    )
-    expansion, most = _read_expansion({**encoder, **transformer}, is_pylate=is_pylate)
+    if rest[-1:] == ["Normalize"]:
+        told = files.read(f"{files.modules[-1].folder}/config.json")
+        for key in ("module_input_name", "module_output_name"):
+            if told.take(key, "token_embeddings") != "token_embeddings":
+                files.flaws.append(str(told.refuse(key, "must be token_embeddings")))
+    skiplist = encoder if is_pylate else mask
+    told_words = skiplist.texts("skiplist_words")
+    words = told_words if "skiplist_words" in skiplist.values or not is_pylate else tuple(string.punctuation)
+    expansion, most = _read_expansion(encoder, transformer, is_pylate=is_pylate)
+    token = expansion.take("token", "")
     head = TokenHead(
-        dense=tuple(dense),
+        dense=dense,
         normalizes=is_pylate or rest[-1] == "Normalize",
-        skiplist=_find_tokens(files, words or ()),
-        skips_in_queries="query" in mask.get("skiplist_tasks", ()),
+        skiplist=_find_tokens(files, words),
+        skips_in_queries="query" in mask.texts("skiplist_tasks"),
         **_mark(files, prefixes, prompts),
         most_query_tokens=most,
-        fewest_query_tokens=int(expansion.get("length", 0)),
-        filler=_find_filler(files, expansion.get("token")) if expansion else 0,
-        attends=bool(expansion.get("attend")),
+        fewest_query_tokens=expansion.take("length", 0, least=1),
+        filler=_find_filler(files, token or None) if expansion.values else 0,
+        attends=expansion.take("attend", False),
     )
-    dimension = int(files.read(f"{dense[-1]}/config.json").get("out_features", 0))
-    length = transformer.get("document_length") or encoder.get("document_length") or 0
-    return _make_token_heads(files, head, dimension, prompts, int(length))
+    length = transformer.take("document_length", 0, least=1) or encoder.take("document_length", 0, least=1)
+    return _make_token_heads(files, head, dense[-1].num_outputs, prompts, length)
 
 
-def _read_expansion(told: Mapping[str, Any], *, is_pylate: bool) -> tuple[Mapping[str, Any], int]:
+def _read_expansion(encoder: Stored, transformer: Stored, *, is_pylate: bool) -> tuple[Stored, int]:
     """Return how queries are filled up, empty if they are not, and how many tokens of a query are read.
 
     PyLate fills up queries unless `do_query_expansion` is false.
     """
-    most = int(told.get("query_length") or 0)
-    if "query_expansion" in told or not is_pylate:
-        expansion = told.get("query_expansion") or {}
-    elif told.get("do_query_expansion") is False:
-        expansion = {}
+    most = transformer.take("query_length", 0, least=1) or encoder.take("query_length", 0, least=1)
+    told = transformer if "query_expansion" in transformer.values else encoder
+    expands = encoder.take("do_query_expansion", True)
+    attends = encoder.take("attend_to_expansion_tokens", encoder.take("attend_to_mask_tokens", False))
+    if "query_expansion" in told.values or not is_pylate:
+        expansion = told.inner("query_expansion")
+    elif not expands:
+        expansion = Stored({}, told.place, told.model)
     else:
-        attends = bool(told.get("attend_to_expansion_tokens"))
-        expansion = {"strategy": "fixed", "attend": attends, "length": most or QUERY_TOKENS}
-    return expansion, int(expansion["length"]) if expansion.get("strategy") == "fixed" else most
+        fixed = {"strategy": "fixed", "attend": attends, "length": most or QUERY_TOKENS}
+        expansion = Stored(fixed, f"{told.place}, query_expansion", told.model)
+    is_fixed = expansion.take("strategy", "") == "fixed"
+    return expansion, expansion.take("length", 0, least=1) if is_fixed else most
 
 
 def _make_token_heads(
@@ -252,8 +271,8 @@ def _find_filler(files: ModelFiles, token: str | None) -> int:
 
 
 def _count_words(files: ModelFiles) -> int:
-    size = files.config.get("vocab_size")
-    if not isinstance(size, int):
+    size = files.config.take("vocab_size", 0, least=1)
+    if not size:
         raise ModelError(
             f"The config.json of model {files.name!r} has no vocab_size, which sparse weights need."
         )

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from vectormill.domain.errors import ModelError
+from vectormill.domain.encoding import COSINE
+from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.domain.task import DENSE
 from vectormill.models.model_shape import ModelShape
 from vectormill.models.rerankers import Template
@@ -26,6 +27,21 @@ class Adapter:
 
     folder: str
     scaling: float
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLayer:
+    """A module Dense of sentence-transformers: a linear layer, an activation and maybe a residual connection.
+
+    `folder` has its weights, and `activation` is the name of a class of torch.nn.
+    """
+
+    folder: str
+    num_inputs: int
+    num_outputs: int
+    has_bias: bool
+    activation: str
+    has_residual: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +83,9 @@ class SparseHead:
 class TokenHead:
     """How a model gives a vector to each token of a text: by Dense modules, or by one linear layer.
 
-    `dense` are the folders of Dense modules; without any, `file` holds the layer, whose tensors' names begin with
-    `prefix`. An empty `file` means the model's own weights. `skips_first` leaves out the vector of the first token,
-    and `skiplist` those of certain tokens, in queries too if `skips_in_queries`.
+    `dense` are the Dense modules; without any, `file` holds the layer, whose tensors' names begin with `prefix`. An
+    empty `file` means the model's own weights. `skips_first` leaves out the vector of the first token, and `skiplist`
+    those of certain tokens, in queries too if `skips_in_queries`.
 
     Texts whose prompt begins with `query_prompt` are queries. `markers` are prompts that stand for one token each,
     which is inserted behind the special tokens before a text. A query has at most `most_query_tokens` and at least
@@ -77,7 +93,7 @@ class TokenHead:
     unless `attends`.
     """
 
-    dense: tuple[str, ...] = ()
+    dense: tuple[DenseLayer, ...] = ()
     file: str = ""
     prefix: str = ""
     normalizes: bool = True
@@ -170,8 +186,10 @@ class StaticTable:
 class ModelCard:
     """The facts about a model that are known before its weights are loaded.
 
-    `pooling` holds the names from POOLING_NAMES whose vectors are concatenated. `dense` names the folders of
-    the Dense modules that follow, relative to `path`. `dimension` is the length of the vectors after both.
+    `pooling` holds the names from POOLING_NAMES whose vectors are concatenated. `dense` are the
+    Dense modules that follow, in folders relative to `path`. `dimension` is the length of the vectors after both, of
+    which a job gets the first `default_dimensions` unless it asks for another number; 0 means all. Of a text that is
+    too long, the beginning is left out if the model `truncates_left`, else the end.
     `default_prompt` is the prompt's text. A model with a `classifier` returns a number for each label instead
     of a vector: `dimension` is their count, and `pooling` is the state that its head reads. An `extractor`,
     REXUNINLU or GLINER, returns records and has dimension 0. `outputs` are what an embedding model can compute,
@@ -183,7 +201,10 @@ class ModelCard:
     plans need.
     `model_type` names its family in `families`, and is empty if its layout has none. `unread` names the trained
     head that is ignored because the user gave a pooling. `unprompted` is a warning about texts encoded without a
-    prompt, if the authors want one. `notes` are sentences for people.
+    prompt, if the authors want one. `notes` are sentences for people. `named` are facts that
+    come from the name of the model's directory instead of a file, so that the revision ends with them. `flaws` say
+    which settings of its files cannot be
+    honoured, so that no new job is accepted, and `settings` are those that are, each with its file.
     """
 
     name: str
@@ -197,8 +218,10 @@ class ModelCard:
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str = ""
     include_prompt: bool = True
-    dense: tuple[str, ...] = ()
+    dense: tuple[DenseLayer, ...] = ()
+    default_dimensions: int = 0
     lowercase: bool = False
+    truncates_left: bool = False
     num_parameters: int | None = None
     classifier: Classifier | None = None
     extractor: str = ""
@@ -213,13 +236,24 @@ class ModelCard:
     gliner: GlinerConfig | None = None
     special: SpecialTokens = SpecialTokens()
     shape: ModelShape = field(default_factory=ModelShape)
+    similarity: str = COSINE
     unread: str = ""
     unprompted: str = ""
     notes: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+    flaws: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
 
     @property
     def is_extractor(self) -> bool:
         return bool(self.extractor)
+
+    def require_honoured(self) -> None:
+        """Raise UnsupportedModel if its files have a setting that cannot be honoured, with the file and the setting."""
+        if self.flaws:
+            raise UnsupportedModel(
+                f"The model {self.name!r} would give other results than its authors' code: {' '.join(self.flaws)}"
+            )
 
     def find_shape(self, shapes: Mapping[str, tuple[int, ...]] | None = None) -> ModelShape:
         """Return the shape, with the tensors of these `shapes` by name if the weights are not here.

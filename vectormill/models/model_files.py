@@ -1,18 +1,19 @@
 """The small files of a model, each read when it is needed, and its registry entry. Reads no weights, loads no torch."""
 
-import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from vectormill.domain.errors import ModelError
+from vectormill.domain.encoding import COSINE, DOT
+from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.models.families import find_family
-from vectormill.models.json_files import read_object
+from vectormill.models.model_card import DenseLayer
 from vectormill.models.model_entry import ModelEntry
 from vectormill.models.model_shape import ModelShape
+from vectormill.models.stored import Stored, naming, read_json, read_stored, shorten
 from vectormill.models.tensor_headers import TensorHeader, fingerprint_directory, read_header
 from vectormill.models.weights import find_weights, list_weights
 
@@ -20,10 +21,61 @@ TRANSFORMER_CONFIGS: Final = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+ENCODER_CONFIG: Final = "config_sentence_transformers.json"
 # The pooling that a registry entry may name for a plain masked language model.
 SPLADE: Final = "splade"
 # A tokenizer without a limit reports 10^30.
 LARGEST_MAX_TOKENS: Final = 1 << 20
+# The tables of learned positions, by the ends of their names, whose rows bound the window.
+POSITION_TABLES: Final = ("position_embeddings.weight", "embed_positions.weight", "wpe.weight")
+# Scalings of rotary positions by the longest text of a batch, beyond a number of tokens up to which nothing is scaled.
+SCALED_BY_LENGTH: Final = ("dynamic", "longrope")
+# The classes of torch.nn that may follow a linear layer; all are made without arguments, and have no weights.
+ACTIVATIONS: Final = (
+    "ELU", "GELU", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU", "LogSigmoid", "Mish", "ReLU",
+    "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softsign", "Tanh", "Tanhshrink",
+)  # fmt: skip
+# The keys of sentence-transformers' files that no result depends on, each with the reason. Every other key is
+# honoured, or named in the refusal of the model.
+VERSIONS: Final = {"__version__": "the versions of the packages that saved the model"}
+WITHOUT_INFLUENCE: Final[Mapping[str, Mapping[str, str]]] = {
+    "modules.json": {
+        "idx": "the number of a module in the list, whose order counts",
+        "name": "the label of a module",
+        "kwargs": "the names of arguments that callers of sentence-transformers may pass to the module",
+    },
+    ENCODER_CONFIG: {
+        "model_type": "the class that saved the model, which its modules tell",
+        "keep_in_fp32_modules": "which weights stay in fp32 where others are rounded",
+    },
+    "Transformer": {
+        "unpad_inputs": "whether a batch is padded",
+        "track_media_counts": "it concerns images",
+        "backend": "the engine that computed it before",
+    },
+    "Pooling": {
+        "embedding_dimension": "the width of the transformer's hidden states, which config.json tells",
+        "word_embedding_dimension": "the former name of embedding_dimension",
+    },
+    "SpladePooling": {
+        "embedding_dimension": "the size of the vocabulary, which config.json tells",
+        "word_embedding_dimension": "the former name of embedding_dimension",
+        "chunk_size": "how many tokens were computed at a time",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module of sentence-transformers: its folder, relative to the model's directory, and the path of its class."""
+
+    folder: str
+    type: str
+
+    @property
+    def kind(self) -> str:
+        """Return the last part of the class's path, whose rest differs between versions."""
+        return self.type.rsplit(".", 1)[-1]
 
 
 @dataclass(frozen=True)
@@ -31,7 +83,8 @@ class ModelFiles:
     """The files of a model in `directory`, and its registry `entry`, whose options override them.
 
     Weights may be missing unless `needs_weights`. A model that need not encode is only planned for, and can do
-    without a tokenizer and a pooling.
+    without a tokenizer and a pooling. `flaws` collects sentences about settings that former releases skipped and that
+    cannot be honoured, and `named` what the name of the model or of its directory decides instead of a file.
     """
 
     name: str
@@ -39,12 +92,17 @@ class ModelFiles:
     entry: ModelEntry
     needs_weights: bool = True
     must_encode: bool = True
+    flaws: list[str] = field(default_factory=list)
+    named: list[str] = field(default_factory=list)
+    _read: dict[str, Stored] = field(default_factory=dict)
 
-    def read(self, path: str) -> dict[str, Any]:
-        """Return a JSON object; empty if there is no such file. Raise ModelError if it is something else."""
-        return read_object(self.directory / path, self.name, is_needed=False)
+    def read(self, path: str) -> Stored:
+        """Return a JSON object, the same at each call; empty if there is no such file. Raise ModelError if damaged."""
+        if path not in self._read:
+            self._read[path] = read_stored(self.directory / path, self.name, path)
+        return self._read[path]
 
-    def require(self, path: str) -> dict[str, Any]:
+    def require(self, path: str) -> Stored:
         """Return a JSON object. Raise ModelError if there is no such file."""
         file = self.directory / path
         if not file.is_file():
@@ -68,17 +126,17 @@ class ModelFiles:
         return self.entry.revision or fingerprint_directory(self.directory, self.weights)
 
     @cached_property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Stored:
         return self.require("config.json")
 
     @property
     def model_type(self) -> str:
-        return str(self.config.get("model_type"))
+        return self.config.take("model_type", "")
 
     @property
     def architecture(self) -> str:
         """Return the first architecture in config.json; empty if there is none."""
-        return str((self.config.get("architectures") or [""])[0])
+        return next(iter(self.config.texts("architectures")), "")
 
     @cached_property
     def weights(self) -> list[Path]:
@@ -96,78 +154,139 @@ class ModelFiles:
         return sum(math.prod(header.shape) for header in self.headers.values()) if self.headers else None
 
     @cached_property
-    def modules(self) -> list[dict[str, Any]]:
+    def modules(self) -> list["Module"]:
         """Return the modules of sentence-transformers in order; empty for other layouts."""
         path = self.directory / "modules.json"
-        listed = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-        modules = sorted(listed, key=lambda entry: int(entry["idx"]))
-        return [module for module in modules if find_kind(module) != "Dropout"]  # no effect outside training
+        listed = read_json(path, self.name, list) if path.is_file() else []
+        modules = []
+        for number, values in enumerate(listed):
+            stored = self._read[f"modules.json, {number}"] = Stored(
+                values if isinstance(values, dict) else {}, f"modules.json, {number}", self.name
+            )
+            if not stored.take("type", "") or "path" not in stored.values:
+                raise ModelError(
+                    f"modules.json of model {self.name!r} has no type or no path for module {number}."
+                )
+            modules.append(Module(stored.take("path", ""), stored.take("type", "")))
+        return [module for module in modules if module.kind != "Dropout"]  # no effect outside training
 
     @property
     def kinds(self) -> list[str]:
-        return [find_kind(module) for module in self.modules]
+        return [module.kind for module in self.modules]
 
     def list_dense(self) -> list[str]:
         """Return the folders of the Dense modules, in order."""
-        return [str(module["path"]) for module in self.modules if find_kind(module) == "Dense"]
+        return [module.folder for module in self.modules if module.kind == "Dense"]
 
-    def read_module(self, number: int) -> dict[str, Any]:
+    def read_dense(self, folder: str, feature: str) -> DenseLayer:
+        """Return a module Dense that changes this feature of a text. Raise ModelError if it changes another one."""
+        told = self.require(f"{folder}/config.json")
+        features = {told.take(key, feature) for key in ("module_input_name", "module_output_name")}
+        if features != {feature}:
+            raise UnsupportedModel(
+                f"The Dense module {folder} of model {self.name!r} reads or writes {', '.join(sorted(features))}, and "
+                f"only {feature} is supported here."
+            )
+        path = told.take("activation_function", "torch.nn.modules.activation.Tanh")
+        activation = path.rsplit(".", 1)[-1]
+        if not path.startswith("torch.") or activation not in ACTIVATIONS:
+            raise UnsupportedModel(
+                str(told.refuse("activation_function", f"must be one of torch.nn's {', '.join(ACTIVATIONS)}"))
+            )
+        num_inputs, num_outputs = (told.take(key, 0, least=1) for key in ("in_features", "out_features"))
+        if not num_inputs or not num_outputs:
+            raise ModelError(f"{told.place} of model {self.name!r} has no in_features or no out_features.")
+        has_bias, has_residual = told.take("bias", True), told.take("use_residual", False)
+        return DenseLayer(folder, num_inputs, num_outputs, has_bias, activation, has_residual)
+
+    def read_module(self, number: int) -> Stored:
         """Return the config.json of a module. Raise ModelError if there is none."""
-        return self.require(f"{self.modules[number]['path']}/config.json")
+        return self.require(f"{self.modules[number].folder}/config.json")
 
     @cached_property
-    def transformer(self) -> dict[str, Any]:
+    def transformer(self) -> Stored:
         """Return the settings of the module Transformer; empty in other layouts."""
-        folder = self.modules[0]["path"] if self.modules else None
-        found = [] if folder is None else [Path(folder, name) for name in TRANSFORMER_CONFIGS]
-        return next((self.read(str(path)) for path in found if (self.directory / path).is_file()), {})
+        folder = self.modules[0].folder if self.modules else None
+        found = [] if folder is None else [str(Path(folder, name)) for name in TRANSFORMER_CONFIGS]
+        path = next((path for path in found if (self.directory / path).is_file()), TRANSFORMER_CONFIGS[0])
+        return self.read(path) if found else Stored({}, path, self.name)
 
     @cached_property
-    def encoder(self) -> dict[str, Any]:
+    def encoder(self) -> Stored:
         """Return what sentence-transformers and PyLate keep about the whole model."""
-        return self.read("config_sentence_transformers.json")
+        return self.read(ENCODER_CONFIG)
 
     def read_prompts(self) -> tuple[dict[str, str], str]:
         """Return the prompts by name, and the one used by default."""
-        told = self.encoder.get("prompts") or {}
-        prompts = {key: text for key, text in told.items() if isinstance(text, str)}
-        return prompts, prompts.get(self.encoder.get("default_prompt_name") or "", "")
+        told = self.encoder.inner("prompts")
+        prompts = {key: told.take(key, "") for key, text in told.values.items() if text is not None}
+        default = self.encoder.take("default_prompt_name", "")
+        if default and default not in told.values:
+            self.flaws.append(
+                f"{ENCODER_CONFIG} of model {self.name!r} has no prompt {default!r}, its default."
+            )
+        return prompts, prompts.get(default, "")
+
+    def read_similarity(self, *, has_unit_length: bool) -> tuple[str, tuple[str, ...]]:
+        """Return how dense vectors are compared, and a note if their authors compare them in another way."""
+        told = self.encoder.take("similarity_fn_name", COSINE)
+        if told in (COSINE, DOT):
+            return told, ()
+        # Distances put vectors of unit length in the order of their cosines.
+        note = f"Its authors compare vectors by {told}, and searches by {COSINE}."
+        return COSINE, () if has_unit_length else (note,)
+
+    def list_flaws(self) -> tuple[str, ...]:
+        """Return why the model is refused: a sentence for each setting that cannot be honoured.
+
+        Among them are those keys of sentence-transformers' files that no reader asked for.
+        """
+        kinds = {f"{module.folder}/config.json": module.kind for module in self.modules}
+        kinds |= {
+            ENCODER_CONFIG: ENCODER_CONFIG,
+            self.transformer.place: "Transformer",
+            "modules.json": "modules.json",
+        }
+        skipped = (
+            f"{place} of model {self.name!r} has {key} {shorten(stored.values[key])}, which is not supported for it."
+            for place, stored in self._read.items()
+            if (kind := kinds.get(place.partition(", ")[0])) is not None
+            for key in stored.list_rest({**VERSIONS, **WITHOUT_INFLUENCE.get(kind, {})})
+        )
+        return (*self.flaws, *skipped)
+
+    def describe_settings(self) -> tuple[str, ...]:
+        """Return a line for each file with the values that were taken of it; the tokenizer's own is left out."""
+        read = (stored for place, stored in self._read.items() if not place.endswith("tokenizer.json"))
+        return tuple(line for stored in read if (line := stored.describe()))
 
     @cached_property
     def tokens(self) -> dict[str, int]:
         """Return the ids of all tokens; empty without a tokenizer.json."""
         tokenizer = self.read("tokenizer.json")
-        known = tokenizer.get("model", {}).get("vocab", {})
-        ids = (
-            {entry[0]: number for number, entry in enumerate(known)}
-            if isinstance(known, list)
-            else dict(known)
-        )
-        return ids | {each["content"]: each["id"] for each in tokenizer.get("added_tokens", [])}
+        with naming("tokenizer.json", self.name):
+            known = tokenizer.inner("model").find("vocab") or {}
+            is_list = isinstance(known, list)
+            ids = {each[0]: number for number, each in enumerate(known)} if is_list else dict(known)
+            return ids | {each["content"]: each["id"] for each in tokenizer.take("added_tokens", [])}
 
     def find_special(self, *roles: str) -> tuple[int, ...]:
         """Return the ids of those special tokens, such as mask_token, that the tokenizer has."""
-        named = self.read("special_tokens_map.json") | self.read("tokenizer_config.json")
-        values = [named.get(role) for role in roles]
+        files = (self.read("tokenizer_config.json"), self.read("special_tokens_map.json"))
+        values = [next((file.find(role) for file in files if role in file.values), None) for role in roles]
         texts = [value.get("content") if isinstance(value, dict) else value for value in values]
-        return tuple(self.tokens[text] for text in texts if text in self.tokens)
+        return tuple(self.tokens[text] for text in texts if isinstance(text, str) and text in self.tokens)
 
     def read_shape(
-        self,
-        config: Mapping[str, Any],
-        prefix: str = "",
-        *,
-        dense: Sequence[str] = (),
-        has_head: bool = False,
+        self, config: Stored, prefix: str = "", *, dense: Iterable[DenseLayer] = (), has_head: bool = False
     ) -> ModelShape:
         """Return the shape by a transformer's configuration and its tensors, whose names may have a `prefix`."""
 
         def find(*keys: str) -> int:
-            return next((config[key] for key in keys if isinstance(config.get(key), int)), 0)
+            return next((config.take(key, 0, least=0) for key in keys if config.values.get(key)), 0)
 
         hidden_size = find("hidden_size", "d_model", "dim")
         num_heads = find("num_attention_heads", "n_heads", "num_heads")
-        modules = [self.require(f"{folder}/config.json") for folder in dense]
         shape = ModelShape(
             num_layers=find("num_hidden_layers", "n_layers", "num_layers"),
             hidden_size=hidden_size,
@@ -176,27 +295,32 @@ class ModelFiles:
             head_size=find("head_dim") or hidden_size // max(1, num_heads),
             intermediate_size=find("intermediate_size", "hidden_dim", "d_ff", "ffn_dim"),
             vocab_size=find("vocab_size"),
-            model_type=str(config.get("model_type", "")),
-            dense_values=sum(
-                int(each["out_features"]) * (int(each["in_features"]) + bool(each.get("bias", True)))
-                for each in modules
-            ),
+            model_type=config.take("model_type", ""),
+            dense_values=sum(layer.num_outputs * (layer.num_inputs + layer.has_bias) for layer in dense),
         )
         floats = {
             name.removeprefix(prefix): each.shape for name, each in self.headers.items() if each.is_float
         }
         return shape.fill(floats, has_head=has_head)
 
-    def find_window(self, config: dict[str, Any]) -> int:
-        """Return the number of positions of a transformer, or less if its tokenizer has a lower limit."""
-        positions = config.get("max_position_embeddings") or -1
-        limit = positions if positions > 0 else LARGEST_MAX_TOKENS
-        if find_family(str(config.get("model_type"))).has_offset:
-            limit -= int(config.get("pad_token_id") or 0) + 1
-        told = self.read("tokenizer_config.json").get("model_max_length")
-        if isinstance(told, (int, float)) and told > 0:
-            limit = min(limit, int(min(told, LARGEST_MAX_TOKENS)))
-        return limit
+    def find_window(self, config: Stored, *, most: int = LARGEST_MAX_TOKENS) -> tuple[int, int]:
+        """Return how many tokens the weights can read, and how many a text has by the tokenizer: at most as many.
+
+        The first is the least of `most`, the positions in the configuration, the rows of a table of positions, and the
+        tokens up to which rotary positions do not depend on the longest text of a batch.
+        """
+        bounds = [most, config.take("max_position_embeddings", 0)]
+        tables = [each for name, each in self.headers.items() if name.endswith(POSITION_TABLES)]
+        bounds += [each.shape[0] for each in tables]
+        if find_family(config.take("model_type", "")).has_offset:
+            offset = config.take("pad_token_id", 0) + 1
+            bounds[1:] = [bound - offset for bound in bounds[1:]]
+        rope = config.inner("rope_parameters" if config.values.get("rope_parameters") else "rope_scaling")
+        if rope.find("rope_type", "type") in SCALED_BY_LENGTH:
+            bounds += [each.take("original_max_position_embeddings", 0) for each in (rope, config)]
+        window = min(bound for bound in bounds if bound > 0)
+        told = self.read("tokenizer_config.json").take("model_max_length", 0.0)
+        return window, int(min(window, told)) if told > 0 else window
 
     def choose_max_tokens(self, window: int, own: int) -> int:
         """Return how many tokens are read: as registered, or else `own`. Raise ModelError above the window."""
@@ -205,7 +329,7 @@ class ModelFiles:
             raise ModelError(
                 f"max_tokens {wanted} exceeds the {window} tokens that the model {self.name!r} can read."
             )
-        return wanted or min(own, LARGEST_MAX_TOKENS)
+        return wanted or min(own, window)
 
     def require_inside(self, folder: str) -> None:
         """Raise ModelError if a module is outside the model's directory, by its path or by symbolic links.
@@ -222,8 +346,3 @@ class ModelFiles:
                 f"modules.json of model {self.name!r} refers to a path outside the model directory: {folder!r} "
                 f"resolves to {outside[0] if outside else place}. Copy the missing files into {self.directory}."
             )
-
-
-def find_kind(module: dict[str, Any]) -> str:
-    """Return the kind of a module: the last part of its import path, whose rest differs between versions."""
-    return str(module["type"]).rsplit(".", 1)[-1]

@@ -58,10 +58,10 @@ def read_pooling_module(files: ModelFiles) -> Pooling:
     modes = tuple(
         mode
         for mode, aliases in POOLING_NAMES.items()
-        if any(config.get(f"pooling_mode_{alias}") is True for alias in aliases)
+        if any(config.take(f"pooling_mode_{alias}", False) for alias in aliases)
     )
-    told = parse_pooling(config["pooling_mode"]) if "pooling_mode" in config else modes or (MEAN,)
-    return Pooling(told, includes_prompt=bool(config.get("include_prompt", True)))
+    told = modes or parse_pooling(config.texts("pooling_mode")) or (MEAN,)
+    return Pooling(told, includes_prompt=config.take("include_prompt", True))
 
 
 def choose_pooling(files: ModelFiles, wanted: str | None) -> Pooling:

@@ -84,7 +84,9 @@ class Registry:
         models: Mapping[str, ModelEntry],
         clock: Callable[[], float] = time.monotonic,
         added: Path | None = None,
+        is_in_use: Callable[[str], bool] = lambda model: False,
     ) -> None:
+        """Take the entries by name; a model that `is_in_use` is only noted where its files have a flaw."""
         packaged = find_packaged_model()
         self._packaged = {} if packaged is None else {DEFAULT_MODEL: ModelEntry(path=str(packaged))}
         self._given = dict(models)
@@ -94,6 +96,7 @@ class Registry:
         self._failures: dict[tuple[str, bool], tuple[float, str]] = {}  # time and message of failures
         self._locks: dict[str, threading.Lock] = {}
         self._clock = clock
+        self._is_in_use = is_in_use
 
     def names(self) -> list[str]:
         return sorted(self._entries())
@@ -135,6 +138,9 @@ class Registry:
             return card
         with self._locks.setdefault(name, threading.Lock()):
             card = self._find_card(name, entry, weights) or self._read_card(name, entry, weights)
+            if card.flaws and self._is_in_use(name):
+                notes = (f"It goes on as before, without this: {flaw}" for flaw in card.flaws)
+                card = replace(card, flaws=(), notes=(*card.notes, *notes))
             self._cards[name, weights] = entry, card
             return card
 
@@ -209,10 +215,12 @@ class Registry:
             return read_card(name, resolve_directory(entry, weights=True), entry, must_encode=False)
 
 
-def open_registry(settings: Settings, model: str | None = None) -> Registry:
+def open_registry(
+    settings: Settings, model: str | None = None, is_in_use: Callable[[str], bool] = lambda model: False
+) -> Registry:
     """Return the registry of these settings, and of `model` if it is a directory or `owner/name` on the hub."""
     added = name_added(settings)
-    registry = Registry(settings.models, added=added)
+    registry = Registry(settings.models, added=added, is_in_use=is_in_use)
     if model is None or model in registry.names() or not is_path(model):
         return registry
     return Registry({**settings.models, model: ModelEntry(path=model)}, added=added)

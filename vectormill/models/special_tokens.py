@@ -5,13 +5,12 @@
 code, which is never run.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from vectormill.domain.errors import UnsupportedModel
-from vectormill.models.json_files import read_object
 from vectormill.models.model_card import SpecialTokens
+from vectormill.models.model_files import ModelFiles
+from vectormill.models.stored import Stored, naming
 
 # The classes that rewrite the template according to the two settings (transformers 4, `update_post_processor`
 # in models/{llama,code_llama,gemma,cohere,gpt_neox}/tokenization_*_fast.py). Models were trained with the
@@ -28,12 +27,12 @@ FINAL_TOKEN_CODE: Final = frozenset(
 )
 
 
-def read_special_tokens(name: str, directory: Path) -> SpecialTokens:
+def read_special_tokens(files: ModelFiles) -> SpecialTokens:
     """Return the special tokens before and after each text.
 
     Raise UnsupportedModel if the files do not tell.
     """
-    config = read_object(directory / "tokenizer_config.json", name, is_needed=False)
+    name, config = files.name, files.read("tokenizer_config.json")
     code = _find_code(config)
     foreign = [each for each in code if each not in FINAL_TOKEN_CODE]
     if foreign:
@@ -42,15 +41,15 @@ def read_special_tokens(name: str, directory: Path) -> SpecialTokens:
             "it adds are unknown. Write a tokenizer.json that gives the same tokens, the special ones by its "
             "post_processor, and remove auto_map from tokenizer_config.json."
         )
-    tokenizer = read_object(directory / "tokenizer.json", name, is_needed=False)
-    prefix, suffix = _read_template(tokenizer.get("post_processor"))
-    wanted = {key: config[key] for key in ("add_bos_token", "add_eos_token") if config.get(key) is True}
-    bos, eos = (_content(config.get(key)) for key in ("bos_token", "eos_token"))
+    with naming("tokenizer.json", name):
+        prefix, suffix = _read_template(files.read("tokenizer.json").take("post_processor", {}))
+    wanted = [key for key in ("add_bos_token", "add_eos_token") if config.take(key, False)]
+    bos, eos = (_content(config.find(key)) for key in ("bos_token", "eos_token"))
     lacking = [bos] if "add_bos_token" in wanted and bos and bos not in prefix else []
     lacking += [eos] if "add_eos_token" in wanted and eos and eos not in suffix else []
     if not lacking:
         return SpecialTokens(prefix, suffix, has_code=bool(code))
-    if not code and str(config.get("tokenizer_class")) not in APPENDS_FINAL_TOKEN:
+    if not code and config.take("tokenizer_class", "") not in APPENDS_FINAL_TOKEN:
         raise UnsupportedModel(
             f"The files of model {name!r} contradict each other: tokenizer_config.json requires {', '.join(lacking)} "
             f"({', '.join(wanted)}), but the post_processor of tokenizer.json does not add it. Add it there or remove "
@@ -72,9 +71,9 @@ def require_final_token(name: str, tokens: SpecialTokens) -> None:
         )
 
 
-def _find_code(config: Mapping[str, Any]) -> list[str]:
+def _find_code(config: Stored) -> list[str]:
     """Return the classes that auto_map names, without the repository before `--`."""
-    told = config.get("auto_map") or []
+    told = config.find("auto_map") or []
     classes = told.get("AutoTokenizer") or [] if isinstance(told, dict) else told
     names = [classes] if isinstance(classes, str) else classes
     return [str(each).rpartition("--")[2] for each in names if each]

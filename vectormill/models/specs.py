@@ -61,8 +61,10 @@ class ModelKind:
 def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
     """Return the spec, which holds everything that determines a job's results.
 
-    Raise InvalidOption with the limits.
+    Raise InvalidOption with the limits, and UnsupportedModel if the model's files have a setting that cannot be
+    honoured.
     """
+    card.require_honoured()
     for name, choices in CHOICES.items():
         chosen = getattr(options, name)
         if chosen not in (None, *choices):
@@ -116,7 +118,8 @@ def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
     late = {"pooling": f"{MEAN}{LATE_POOLING}"} if long_texts == LATE else {}
     dimensions, normalize = 0, False
     if DENSE in outputs:
-        dimensions = card.dimension if options.dimensions is None else options.dimensions
+        usual = card.default_dimensions or card.dimension
+        dimensions = min(usual, card.dimension) if options.dimensions is None else options.dimensions
         if not 1 <= dimensions <= card.dimension:
             raise InvalidOption(
                 f"dimensions must be from 1 to {card.dimension} for model {card.name!r}; got {dimensions}."

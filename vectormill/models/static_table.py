@@ -30,8 +30,8 @@ DEFAULT_MAX_TOKENS: Final = 512  # model2vec's, for configurations without max_l
 def find_static_folder(files: ModelFiles) -> str | None:
     """Return the folder of a static model's table, relative to its directory; None for other models."""
     if files.modules:
-        return str(files.modules[0]["path"]) if files.kinds[0] == MODULE else None
-    return "" if files.read("config.json").get("model_type") == MODEL_TYPE else None
+        return files.modules[0].folder if files.kinds[0] == MODULE else None
+    return "" if files.read("config.json").take("model_type", "") == MODEL_TYPE else None
 
 
 def read_static_card(files: ModelFiles) -> ModelCard:
@@ -53,12 +53,20 @@ def read_static_card(files: ModelFiles) -> ModelCard:
         raise ModelError(f"The model {name!r} has no tokenizer.json in {files.directory / folder}.")
     # How many tokens of a text the authors' package reads; None for all.
     if table.is_model2vec:
-        limit, normalizes = files.config.get("max_length", DEFAULT_MAX_TOKENS), files.config.get("normalize")
-        is_classifier = "head_config" in files.config
+        # Null means all of a text.
+        unset = LARGEST_MAX_TOKENS if "max_length" in files.config.values else DEFAULT_MAX_TOKENS
+        limit = files.config.take("max_length", unset, least=1)
+        normalizes = files.config.take("normalize", False)
+        is_classifier = "head_config" in files.config.values
     else:
-        truncation = files.read(f"{folder}/tokenizer.json".lstrip("/")).get("truncation") or {}
-        limit, normalizes = truncation.get("max_length"), files.kinds[-1] == "Normalize"
+        truncation = files.read(f"{folder}/tokenizer.json".lstrip("/")).inner("truncation")
+        if truncation.take("direction", "Right") != "Right":
+            files.flaws.append(str(truncation.refuse("direction", "must be Right")))
+        limit = truncation.take("max_length", LARGEST_MAX_TOKENS, least=1)
+        normalizes = files.kinds[-1] == "Normalize"
         is_classifier = False
+    normalize = normalizes if entry.normalize is None else entry.normalize
+    similarity, notes = files.read_similarity(has_unit_length=normalize)
     prompts, default_prompt = files.read_prompts()
     unprompted = tell_prompts(files.called, "", prompts, default_prompt)
     weights = [files.directory / folder / WEIGHTS_FILE]
@@ -69,9 +77,10 @@ def read_static_card(files: ModelFiles) -> ModelCard:
         revision=entry.revision or fingerprint_directory(files.directory, weights),
         architecture=architecture,
         dimension=dimension,
-        max_tokens=files.choose_max_tokens(LARGEST_MAX_TOKENS, int(limit or LARGEST_MAX_TOKENS)),
+        max_tokens=files.choose_max_tokens(LARGEST_MAX_TOKENS, limit),
         pooling=(MEAN,),
-        normalize=bool(normalizes) if entry.normalize is None else entry.normalize,
+        normalize=normalize,
+        similarity=similarity,
         prompts=prompts,
         default_prompt=default_prompt,
         num_parameters=num_parameters,
@@ -83,7 +92,10 @@ def read_static_card(files: ModelFiles) -> ModelCard:
         ),
         unread="a classifier's head" if is_classifier else "",
         unprompted=unprompted,
-        notes=(unprompted,) if unprompted else (),
+        notes=(*notes, unprompted) if unprompted else notes,
+        default_dimensions=files.encoder.take("truncate_dim", 0, least=1),
+        flaws=files.list_flaws(),
+        settings=files.describe_settings(),
     )
 
 

@@ -5,7 +5,7 @@ length. `modules.json` and one folder per module are read as versions 2 to 6 of 
 """
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.models.adapters import read_adapter
@@ -19,7 +19,7 @@ from vectormill.models.embedders import (
     tell_prompts,
 )
 from vectormill.models.heads import SPLADE_MODULES, Heads, has_token_modules, read_heads
-from vectormill.models.model_card import REXUNINLU, Classifier, ModelCard, SpecialTokens
+from vectormill.models.model_card import REXUNINLU, Classifier, DenseLayer, ModelCard, SpecialTokens
 from vectormill.models.model_files import ModelFiles
 from vectormill.models.poolings import (
     LAST_TOKEN,
@@ -30,12 +30,34 @@ from vectormill.models.poolings import (
     read_pooling_module,
 )
 from vectormill.models.special_tokens import read_special_tokens, require_final_token
+from vectormill.models.stored import Stored
 
 # RexUniNLU: the architecture of its configuration, and the tensors of its head.
 REXUNINLU_TYPE: Final = "deberta-v2"
 EXTRACTOR_TENSORS: Final = frozenset({"ffnq.weight", "ffnk.weight", "rotary_emb.freqs"})
 NOTE_ON_TEMPLATE: Final = (
     "Pairs are put into the words that this reranker was trained with; send the bare texts."
+)
+
+# What the module Transformer computes by its task, for a text, and under which name it hands it on
+# (TRANSFORMER_TASK_DEFAULTS of sentence-transformers 6.2.0).
+TASK_OUTPUTS: Final = {
+    "feature-extraction": ("last_hidden_state", "token_embeddings"),
+    "fill-mask": ("logits", "token_embeddings"),
+    "sequence-classification": ("logits", "scores"),
+    "text-generation": ("logits", "causal_logits"),
+}
+# Arguments for loading a transformer that no result depends on.
+LOADING: Final = frozenset(
+    {
+        "add_pooling_layer",
+        "attn_implementation",
+        "device_map",
+        "dtype",
+        "torch_dtype",
+        "trust_remote_code",
+        "use_cache",
+    }
 )
 
 
@@ -46,7 +68,7 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
         require_known_code(files)
     _check_modules(files)
     template = None if entry.pooling else find_template(files)
-    classifier = read_classifier(name, files.directory, config, template)
+    classifier = read_classifier(files, template)
     reranker = require_template(name, classifier, entry.template)
     is_extractor = False
     if classifier is None:  # the config.json of a RexUniNLU is that of any DeBERTa; its head's tensors tell
@@ -59,16 +81,19 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
     pooling = _find_pooling(files, heads, classifier, is_extractor=is_extractor)
     special = SpecialTokens()
     if files.must_encode and not is_extractor:
-        special = read_special_tokens(name, files.directory)
+        special = read_special_tokens(files)
         if classifier is None and LAST_TOKEN in pooling.modes:
             require_final_token(name, special)
-    dense = tuple(files.list_dense()) if heads.has_dense else ()
-    text_config = config.get("text_config", config)
-    dimension = _find_dimension(files, text_config, len(pooling.modes), dense)
+    text_config = config.inner("text_config") if config.values.get("text_config") else config
+    dense = _read_dense(files, text_config, len(pooling.modes)) if heads.has_dense else ()
+    dimension = dense[-1].num_outputs if dense else _find_width(files, text_config) * len(pooling.modes)
     if classifier is not None:
         dimension = len(classifier.labels)
-    window = files.find_window(text_config)
-    own_window = min(heads.max_tokens, window) or files.transformer.get("max_seq_length") or window
+    window, usual = files.find_window(text_config)
+    told = _read_transformer(files, classifier, heads)
+    own_window = heads.max_tokens or told or usual
+    if own_window > window:
+        notes += (f"It reads {window} tokens: its files claim {own_window}, and its weights hold no more.",)
     prompts, default_prompt = files.read_prompts()
     if heads.prompts is not None:  # a ColBERT's, of which the one for documents is the default
         prompts, default_prompt = dict(heads.prompts), heads.prompts.get("document", "")
@@ -79,8 +104,13 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
     called = f"{files.called} {entry.adapter or ''}"
     unprompted = tell_prompts(called, files.model_type, prompts, default_prompt) if is_embedder else ""
     family = find_prompted_family(files.called, files.model_type)
+    if family is not None and not family.includes_prompt:
+        files.named.append(family.name)
     ends_in_unit_length = not files.modules or files.kinds[-1] == "Normalize"
     has_unit_length = classifier is None and heads.has_dense and ends_in_unit_length
+    normalize = has_unit_length if entry.normalize is None else entry.normalize
+    similarity, remark = files.read_similarity(has_unit_length=normalize)
+    notes += remark if is_embedder and heads.has_dense else ()
     num_words = 0 if classifier is None else classifier.num_words
     shape = files.read_shape(text_config, dense=dense, has_head=classifier is not None and not num_words)
     shape = replace(
@@ -96,16 +126,19 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
         revision="+".join(filter(None, [files.revision, entry.template, entry.adapter])),
         architecture=classifier.architecture
         if classifier is not None
-        else files.architecture or config.get("model_type", "unknown"),
+        else files.architecture or files.model_type or "unknown",
         dimension=dimension if heads.has_dense and not is_extractor else 0,
         max_tokens=files.choose_max_tokens(window, own_window),
         pooling=pooling.modes,
-        normalize=has_unit_length if entry.normalize is None else entry.normalize,
+        normalize=normalize,
+        similarity=similarity,
         prompts=prompts,
         default_prompt=default_prompt,
         include_prompt=pooling.includes_prompt and (family is None or family.includes_prompt),
         dense=dense,
-        lowercase=bool(files.transformer.get("do_lower_case")),
+        default_dimensions=files.encoder.take("truncate_dim", 0, least=1),
+        lowercase=files.transformer.take("do_lower_case", False),
+        truncates_left=files.read("tokenizer_config.json").take("truncation_side", "right") == "left",
         num_parameters=files.num_parameters,
         classifier=classifier,
         extractor=REXUNINLU if is_extractor else "",
@@ -115,13 +148,74 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
         sparse_head=heads.sparse,
         token_head=heads.tokens,
         model_type=files.model_type,
-        adapter=read_adapter(name, files.directory, entry.adapter) if entry.adapter else None,
+        adapter=read_adapter(files, entry.adapter) if entry.adapter else None,
         special=special,
         shape=shape,
         unread=pooling.unread,
         unprompted=unprompted,
         notes=(*notes, unprompted) if unprompted else notes,
+        named=tuple(files.named),
+        flaws=files.list_flaws(),
+        settings=files.describe_settings(),
     )
+
+
+def _read_transformer(files: ModelFiles, classifier: Classifier | None, heads: Heads) -> int:
+    """Return the most tokens by the module Transformer of sentence-transformers, 0 if it does not say.
+
+    What it says and no worker does is added to the flaws of the files.
+    """
+    told = files.transformer
+    task = (
+        "fill-mask" if files.kinds[:2] in SPLADE_MODULES
+        else "feature-extraction" if classifier is None
+        else "text-generation" if classifier.num_words
+        else "sequence-classification"
+    )  # fmt: skip
+    output, name = TASK_OUTPUTS[task]
+    processing = told.inner("processing_kwargs")
+    text, modality = processing.inner("text"), told.inner("modality_config")
+    expected: list[tuple[Stored, str, tuple[object, ...]]] = [
+        (told, "transformer_task", (task,)),
+        (told, "module_output_name", (name,)),
+        (modality.inner("text"), "method", ("forward",)),
+        (modality.inner("text"), "method_output_name", (output, [output])),
+        (text, "truncation", (True, "longest_first")),
+        (text, "padding", (True, "longest", "max_length")),
+    ]
+    if classifier is None or classifier.template is None:
+        expected += [(modality, "message", ()), (processing, "chat_template", ())]
+    sides = files.read("tokenizer_config.json")
+    expected += [
+        (
+            sides,
+            "truncation_side",
+            ("right", "left") if classifier is None and heads.tokens is None else ("right",),
+        )
+    ]
+    if heads.tokens is None:
+        expected += [(told, key, ()) for key in ("query_length", "document_length", "query_expansion")]
+    for arguments in (
+        "model_args",
+        "model_kwargs",
+        "config_args",
+        "config_kwargs",
+        "tokenizer_args",
+        "processor_kwargs",
+    ):
+        given = told.inner(arguments)
+        expected += [(given, key, ()) for key in given.values.keys() - LOADING]
+    for place, key, values in expected:
+        found = place.find(key)
+        if found not in (None, {}, []) and found not in values:
+            files.flaws.append(str(place.refuse(key, "is not supported for such a model")))
+    most = text.take("max_length", 0, least=1) or told.take("max_seq_length", 0, least=1)
+    rest = [(text, key) for key in text.list_rest({})]
+    rest += [
+        (processing, key) for key in processing.list_rest(dict.fromkeys(("audio", "image", "video"), ""))
+    ]
+    files.flaws.extend(str(place.refuse(key, "is not supported")) for place, key in rest)
+    return most
 
 
 def _find_pooling(
@@ -139,28 +233,28 @@ def _find_pooling(
     return own if files.pooling is None else replace(own, modes=parse_pooling(files.pooling))
 
 
-def _find_dimension(files: ModelFiles, config: dict[str, Any], num_modes: int, dense: tuple[str, ...]) -> int:
-    """Return the dimension of the vectors that a model pools and its Dense modules change."""
-    dimension = config.get("hidden_size") or config.get("d_model") or config.get("dim")
-    if not isinstance(dimension, int):
+def _find_width(files: ModelFiles, config: Stored) -> int:
+    """Return the width of the hidden states. Raise ModelError if the configuration does not tell."""
+    width = config.find("hidden_size", "d_model", "dim")
+    if not isinstance(width, int):
         raise ModelError(
             f"The config.json of model {files.name!r} has no hidden_size; it is not a text encoder."
         )
-    dimension *= num_modes
-    for folder in dense:
-        told = files.require(f"{folder}/config.json")
-        inner = {told.get(key) or "sentence_embedding" for key in ("module_input_name", "module_output_name")}
-        if inner != {"sentence_embedding"}:
+    return width
+
+
+def _read_dense(files: ModelFiles, config: Stored, num_modes: int) -> tuple[DenseLayer, ...]:
+    """Return the Dense modules, which change the pooled vectors. Raise ModelError if one does not fit."""
+    layers = tuple(files.read_dense(folder, "sentence_embedding") for folder in files.list_dense())
+    width = _find_width(files, config) * num_modes
+    for layer in layers:
+        if layer.num_inputs != width:
             raise ModelError(
-                f"The Dense module {folder} of model {files.name!r} works on single tokens, which is not supported."
+                f"The Dense module {layer.folder} of model {files.name!r} expects {layer.num_inputs} values but gets "
+                f"{width}; the pooling does not fit it."
             )
-        if told["in_features"] != dimension:
-            raise ModelError(
-                f"The Dense module {folder} of model {files.name!r} expects {told['in_features']} values but gets "
-                f"{dimension}; the pooling does not fit it."
-            )
-        dimension = int(told["out_features"])
-    return dimension
+        width = layer.num_outputs
+    return layers
 
 
 def _require_tokenizer(files: ModelFiles) -> None:
@@ -180,7 +274,7 @@ def _check_modules(files: ModelFiles) -> None:
     """
     kinds = files.kinds
     for module in files.modules:
-        files.require_inside(module["path"])
+        files.require_inside(module.folder)
     is_judge = kinds == ["Transformer", LOGIT_SCORE] or (
         kinds == ["Transformer"] and files.architecture.endswith(SUFFIX)
     )

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, Row, text
 
 from vectormill.collections.collection import RECORDS, Generation
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
-from vectormill.domain.task import DENSE, RAW, SCORE, SIGMOID, SOFTMAX
+from vectormill.domain.task import DENSE, RAW, SCORE, SIGMOID, SOFTMAX, TANH
 from vectormill.search.matches import PREPARE_SEARCH, choose_num_candidates
 from vectormill.vectors.vector_types import choose_vector_type
 
@@ -291,6 +291,7 @@ _LARGEST_FLOAT: Final = 3.4e38
 SCALES: Final[Mapping[str, tuple[float, float]]] = {
     SOFTMAX: (0.0, 1.00001),
     SIGMOID: (0.0, 1.00001),
+    TANH: (-1.00001, 1.00001),
     RAW: (-_LARGEST_FLOAT, _LARGEST_FLOAT),
     "": (-1.00001, 1.00001),
 }

@@ -160,25 +160,25 @@ def list_combinations(card: ModelCard, choices: Choices, inventory: Inventory) -
     shape = find_shape(card)
     devices = parse_devices(choices.devices, inventory)
     for device in {each.description: each for each in reversed(devices)}.values():
-        for precision in list_precisions(choices.precision, device):
+        for precision in list_precisions(choices.precision, device, card.model_type):
             yield from _list_on(device, precision, shape, choices)
     shared = _choose_shared(devices, choices.devices, inventory)
     if find_family(shape.model_type).layout is None or not shared:
         return
     for strategy in SHARED:
         if choices.strategy in (None, strategy) and choices.backend in (None, SHARED_BACKEND):
-            for precision in list_precisions(choices.precision, devices[0]):
+            for precision in list_precisions(choices.precision, devices[0], card.model_type):
                 yield Combination(SHARED_BACKEND, precision, AUTO, strategy, shared)
 
 
-def list_precisions(wanted: str | None, device: Device) -> list[str]:
-    """Return the precisions that a device computes. Raise ModelError if it refuses the wanted one."""
+def list_precisions(wanted: str | None, device: Device, model_type: str) -> list[str]:
+    """Return the precisions in which a device computes such a model. Raise ModelError if it refuses the wanted one."""
     if wanted is not None:
-        return [choose_precision(wanted, device).value]
+        return [choose_precision(wanted, device, model_type).value]
     found = []
     for precision in PRECISIONS:
         try:
-            found.append(choose_precision(precision, device).value)
+            found.append(choose_precision(precision, device, model_type).value)
         except ModelError:
             continue
     return found

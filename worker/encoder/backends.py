@@ -115,7 +115,7 @@ def _load_any(order: EncoderOrder) -> Encoder:
         return _find(EXTRACTORS[order.card.extractor])(order)
     if order.card.static is not None:
         return _find(STATIC)(order)
-    precision = choose_precision(order.precision, order.device)
+    precision = choose_precision(order.precision, order.device, order.card.model_type)
     notes: tuple[str, ...] = ()
     left, tell = dict(order.left), order.on_backend
     order = replace(order, on_backend=None, left=())

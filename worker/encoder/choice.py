@@ -16,11 +16,24 @@ PRECISIONS: Final = (FP32, BF16, FP16, INT8)
 COMPRESSED: Final = frozenset({INT8})  # of the weights only; products are computed in find_arithmetic's type
 
 
-def choose_precision(wanted: str, device: Device) -> Choice:
-    """Choose fp32, bf16, fp16 or int8. Raises ModelError for one known to be slow, naming a better choice."""
+def choose_precision(wanted: str, device: Device, model_type: str = "") -> Choice:
+    """Choose fp32, bf16, fp16 or int8 for a model of this type.
+
+    Raises ModelError for one that is known to be slow, or to overflow, naming a better choice.
+    """
+    overflows = find_family(model_type).overflows_fp16
+    if overflows and (wanted == FP16 or (wanted in COMPRESSED and find_arithmetic(wanted, device) == FP16)):
+        better = BF16 if device.has_bf16 else FP32
+        raise ModelError(
+            f"The hidden states of a {model_type} are too large for fp16, in which {wanted} computes; use {better}."
+        )
     if wanted == AUTO:
         if device.kind == CUDA and device.has_bf16:
             return Choice(BF16, "the device computes bf16 natively")
+        if device.kind == CUDA and overflows:
+            return Choice(
+                FP32, f"the device has no bf16, and the hidden states of a {model_type} overflow fp16"
+            )
         if device.kind == CUDA:
             return Choice(FP16, "the device computes fp16 natively, but not bf16")
         if device.kind == CPU and device.has_bf16:

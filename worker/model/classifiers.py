@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.classifiers import STRUCTBERT
-from vectormill.models.json_files import read_object
 from vectormill.models.model_card import ModelCard
 from vectormill.models.rerankers import Template
+from vectormill.models.stored import read_stored
 from vectormill.models.tensor_headers import read_header
 from vectormill.models.weights import find_weights
 from worker.model.runtime import transformers
@@ -45,7 +45,7 @@ def load_config(card: ModelCard, **more: Any) -> Any:
         return transformers.AutoConfig.from_pretrained(
             card.path, local_files_only=True, trust_remote_code=False, **more
         )
-    values = read_object(card.path / "config.json", card.name)
+    values = read_stored(card.path / "config.json", card.name).values
     return transformers.BertConfig(
         **{key: value for key, value in values.items() if key not in _STRUCTBERT_ONLY}, **more
     )

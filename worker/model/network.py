@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.models.families import find_family
-from vectormill.models.json_files import read_object
-from vectormill.models.model_card import ModelCard
+from vectormill.models.model_card import DenseLayer, ModelCard
 from vectormill.models.weights import SAFETENSORS, find_weights
 from worker.batching.batch import TOKEN_INPUTS
 from worker.encoder.encoder import OnRead
@@ -34,18 +33,22 @@ UNUSED_WEIGHTS = ("pooler.",)
 class Dense(nn.Module):
     """A sentence-transformers Dense module: a linear layer, an activation and maybe a residual connection."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, directory: Path, layer: DenseLayer) -> None:
+        """Load the weights. Raise ModelError if they do not fit what the card says."""
         super().__init__()
-        config = read_object(folder / "config.json", folder.parent.name)
-        in_features, out_features = config["in_features"], config["out_features"]
-        self.linear = nn.Linear(in_features, out_features, bias=config.get("bias", True))
-        self.activation = _find_activation(config.get("activation_function", "torch.nn.Tanh"))
-        self.has_residual = bool(config.get("use_residual"))
+        sizes = layer.num_inputs, layer.num_outputs
+        self.linear = nn.Linear(*sizes, bias=layer.has_bias)
+        self.activation: nn.Module = getattr(nn, layer.activation)()
+        self.has_residual = layer.has_residual
         if self.has_residual:
-            is_square = in_features == out_features
-            self.residual = nn.Identity() if is_square else nn.Linear(in_features, out_features, bias=False)
-        with open_weights(find_weights(folder, folder.name)[0]) as file:
-            self.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - no mapping
+            self.residual = nn.Identity() if sizes[0] == sizes[1] else nn.Linear(*sizes, bias=False)
+        path = find_weights(directory / layer.folder, layer.folder)[0]
+        with open_weights(path) as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        try:
+            self.load_state_dict(found)
+        except RuntimeError as error:
+            raise ModelError(f"The weights in {path} do not fit their module: {error}") from error
 
     @property
     def is_linear(self) -> bool:
@@ -70,8 +73,8 @@ class EncoderNetwork(nn.Module):
         super().__init__()
         whole = load_transformer(card, dtype, on_read)
         self.transformer: nn.Module = whole.base_model if weighs_words(card) else whole
-        folders = () if card.token_head is None else card.token_head.dense
-        self.heads = load_heads(card, whole, dtype, [Dense(card.path / folder) for folder in folders])
+        layers = () if card.token_head is None else card.token_head.dense
+        self.heads = load_heads(card, whole, dtype, [Dense(card.path, layer) for layer in layers])
         # Dense modules process one vector per sequence: fp32 costs nothing there, while bf16 would add a
         # noticeable error.
         self.dense = load_dense(card)
@@ -103,7 +106,7 @@ def load_dense(card: ModelCard) -> nn.Module:
     """Load what follows the pooled vector: the Dense modules, or a classifier's head."""
     if card.classifier is not None:
         return load_head(card)
-    return nn.Sequential(*(Dense(card.path / folder) for folder in card.dense))
+    return nn.Sequential(*(Dense(card.path, layer) for layer in card.dense))
 
 
 def list_token_inputs(transformer: nn.Module) -> tuple[str, ...]:
@@ -209,20 +212,6 @@ def _counting(on_read: OnRead | None, num_bytes: int) -> Iterator[None]:
         yield
     finally:
         transformers.utils.logging.set_tqdm_hook(before)
-
-
-def _find_activation(path: str) -> nn.Module:
-    """Return the torch class of this import path.
-
-    No other module is imported: the path comes with the model.
-    """
-    name = path.rsplit(".", 1)[-1]
-    activation = getattr(nn, name, None)
-    if not path.startswith("torch.") or not (
-        isinstance(activation, type) and issubclass(activation, nn.Module)
-    ):
-        raise ModelError(f"Cannot run the activation {path!r} of a Dense module: it is not part of torch.")
-    return activation()
 
 
 logger = logging.getLogger(__name__)

@@ -87,7 +87,13 @@ def fingerprint_conversion(order: EncoderOrder, precision: str) -> str:
     fp32 and bf16 share a conversion, because the arithmetic is chosen when the graph is compiled.
     """
     card = order.card
-    values = [CONVERSION_VERSION, card.revision, str(card.path), card.pooling, card.dense]
+    values = [
+        CONVERSION_VERSION,
+        card.revision,
+        str(card.path),
+        card.pooling,
+        [layer.folder for layer in card.dense],
+    ]
     values += [version(package) for package in ("openvino", "torch", "transformers")]
     if STATES in list_outputs(card):
         values += [card.outputs]

@@ -57,7 +57,7 @@ class ShardEncoder(Encoder):
         start = time.perf_counter()
         self._card = order.card
         self._rank = rank
-        precision = choose_precision(order.precision, order.device)
+        precision = choose_precision(order.precision, order.device, order.card.model_type)
         if rank.is_first:
             check_tokenizer(order.card)
         if is_published(order.card):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.encoding import TRUNCATE, EncodingSpec
-from vectormill.domain.task import SIGMOID, SOFTMAX
+from vectormill.domain.task import SIGMOID, SOFTMAX, TANH
 from vectormill.jobs.item import (
     ITEM_ERROR_CODES,
     NO_PAIR,
@@ -244,7 +244,7 @@ def merge(parts: Sequence[tuple[Sequence[int], TokenizedTexts]], num_texts: int)
 
 
 def activate(logits: NDArray[np.float32], activation: str) -> NDArray[np.float32]:
-    """Return probabilities [n, labels], or the logits unchanged if the activation is none."""
+    """Return the activation of logits [n, labels]: probabilities, numbers from -1 to 1, or for `raw` the logits."""
     if activation == SOFTMAX:
         powers = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
         probabilities: NDArray[np.float32] = powers / powers.sum(axis=1, keepdims=True)
@@ -252,7 +252,7 @@ def activate(logits: NDArray[np.float32], activation: str) -> NDArray[np.float32
     if activation == SIGMOID:
         # exp of a large number would overflow, so 1 / (1 + exp(-x)) is computed as (1 + tanh(x / 2)) / 2.
         return ((1 + np.tanh(logits / 2)) / 2).astype(np.float32)
-    return logits
+    return np.tanh(logits) if activation == TANH else logits
 
 
 def finish_scores(

@@ -21,8 +21,8 @@ from tokenizers.normalizers import Sequence as NormalizerSequence
 from tokenizers.processors import TemplateProcessing
 
 from vectormill.domain.errors import ModelError
-from vectormill.models.json_files import read_object
 from vectormill.models.model_card import SpecialTokens
+from vectormill.models.stored import read_stored
 from vectormill.ragged import Ragged
 
 # Characters that are tokenized at once. This keeps all threads of the library busy; a whole chunk of books
@@ -160,16 +160,18 @@ def read_vocabulary(directory: Path) -> RustTokenizer:
     ]
     if missing:
         raise ModelError(f"The vocabulary {path} has no {' or '.join(missing)}; it is not a BERT vocabulary.")
-    config = read_object(directory / "tokenizer_config.json", directory.name, is_needed=False)
+    config = read_stored(directory / "tokenizer_config.json", directory.name)
     tokenizer = RustTokenizer(
         WordPiece(vocabulary, unk_token=SPECIAL["unk_token"], max_input_chars_per_word=100)
     )
     tokenizer.add_special_tokens([token for token in SPECIAL.values() if token in vocabulary])
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True,
-        handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
-        strip_accents=config.get("strip_accents"),
-        lowercase=bool(config.get("do_lower_case", True)),
+        handle_chinese_chars=config.take("tokenize_chinese_chars", True),
+        strip_accents=config.take("strip_accents", False)
+        if config.find("strip_accents") is not None
+        else None,
+        lowercase=config.take("do_lower_case", True),
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     first, last = SPECIAL["cls_token"], SPECIAL["sep_token"]

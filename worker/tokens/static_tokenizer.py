@@ -32,7 +32,9 @@ class StaticTokenizer(Tokenizer):
             self._unknown_id = model.get("unk_id") if token is None else rust.token_to_id(token)
             self._chars_per_token = int(np.median([len(token) for token in rust.get_vocab()]))
 
-    def tokenize(self, texts: Sequence[str], max_tokens: int, truncate: bool) -> TokenizedTexts:
+    def tokenize(
+        self, texts: Sequence[str], max_tokens: int, truncate: bool, *, keeps_end: bool = False
+    ) -> TokenizedTexts:
         if not truncate or not self._chars_per_token:
             return super().tokenize(texts, max_tokens, truncate)
         num_chars = max_tokens * self._chars_per_token
@@ -44,8 +46,8 @@ class StaticTokenizer(Tokenizer):
         found = super().tokenize_whole(texts)
         return replace(found, inputs={INPUT_IDS: self._drop_unknown(found.inputs[INPUT_IDS])})
 
-    def _fit(self, rows: Ragged, max_tokens: int, truncate: bool) -> TokenizedTexts:
-        found = super()._fit(rows, max_tokens, truncate)
+    def _fit(self, rows: Ragged, max_tokens: int, truncate: bool, keeps_end: bool) -> TokenizedTexts:
+        found = super()._fit(rows, max_tokens, truncate, keeps_end)
         return replace(found, inputs={INPUT_IDS: self._drop_unknown(found.inputs[INPUT_IDS])})
 
     def _drop_unknown(self, rows: Ragged) -> Ragged:

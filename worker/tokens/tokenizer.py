@@ -76,16 +76,25 @@ class Tokenizer:
         """Return the number of special tokens before a text."""
         return len(self._reference.prefix)
 
-    def tokenize(self, texts: Sequence[str], max_tokens: int, truncate: bool) -> TokenizedTexts:
+    def tokenize(
+        self, texts: Sequence[str], max_tokens: int, truncate: bool, *, keeps_end: bool = False
+    ) -> TokenizedTexts:
         """Return the token ids of all texts, each at most `max_tokens`.
 
-        A longer text is truncated, or fails if `truncate` is False.
+        A longer text loses its end, or its beginning if `keeps_end`; or it fails if `truncate` is False.
         """
-        rows = self._encode_beginnings(texts, max_tokens)[0] if truncate else self._encoding.encode(texts)
-        return self._fit(rows, max_tokens, truncate)
+        reads_all = keeps_end or not truncate
+        rows = self._encoding.encode(texts) if reads_all else self._encode_beginnings(texts, max_tokens)[0]
+        return self._fit(rows, max_tokens, truncate, keeps_end)
 
     def take_ids(
-        self, texts: Sequence[bytes], prompt: str, max_tokens: int | None, truncate: bool
+        self,
+        texts: Sequence[bytes],
+        prompt: str,
+        max_tokens: int | None,
+        truncate: bool,
+        *,
+        keeps_end: bool = False,
     ) -> TokenizedTexts:
         """Return texts that are given as token ids, checked as in `tokenize`.
 
@@ -96,7 +105,7 @@ class Tokenizer:
         nothing = np.zeros(0, np.int32)
         rows = Ragged.from_rows([nothing if isinstance(ids, ItemFailure) else ids for ids in read], np.int32)
         longest = int(rows.lengths.max(initial=0)) if max_tokens is None else max_tokens
-        fitted = self._fit(rows, longest, truncate)
+        fitted = self._fit(rows, longest, truncate, keeps_end)
         unread = {index: ids for index, ids in enumerate(read) if isinstance(ids, ItemFailure)}
         return TokenizedTexts(fitted.inputs, fitted.truncated, {**fitted.failures, **unread})
 
@@ -106,13 +115,14 @@ class Tokenizer:
         own = whole[len(prefix) : len(whole) - len(suffix)]
         return Affixes(prefix, own, suffix, self._reference.rust.get_vocab_size())
 
-    def _fit(self, rows: Ragged, max_tokens: int, truncate: bool) -> TokenizedTexts:
+    def _fit(self, rows: Ragged, max_tokens: int, truncate: bool, keeps_end: bool) -> TokenizedTexts:
         """Return the rows as texts. A row of more than `max_tokens` is truncated, or fails."""
         is_long = rows.lengths > max_tokens
         if not is_long.any():
             return _tokenized(rows, is_long, {})
         if truncate:
-            return _tokenized(_truncate(rows, max_tokens, self._num_suffix), is_long, {})
+            behind = max_tokens - self.num_prefix if keeps_end else self._num_suffix
+            return _tokenized(_truncate(rows, max_tokens, behind), is_long, {})
         failures = {
             index: report_length(length, max_tokens)
             for index, length in enumerate(rows.lengths.tolist())
@@ -303,11 +313,11 @@ def _tokenized(
     return TokenizedTexts({INPUT_IDS: rows}, truncated, failures)
 
 
-def _truncate(rows: Ragged, max_tokens: int, num_suffix: int) -> Ragged:
-    """Return rows of at most `max_tokens`. A longer row keeps its first ids and its last `num_suffix`."""
+def _truncate(rows: Ragged, max_tokens: int, num_behind: int) -> Ragged:
+    """Return rows of at most `max_tokens`. A longer row keeps its first ids and its last `num_behind`."""
     places = np.arange(len(rows.values)) - np.repeat(rows.offsets[:-1], rows.lengths)
     from_end = np.repeat(rows.offsets[1:], rows.lengths) - np.arange(len(rows.values))
-    is_kept = (places < max_tokens - num_suffix) | (from_end <= num_suffix)
+    is_kept = (places < max_tokens - num_behind) | (from_end <= num_behind)
     return Ragged.from_lengths(rows.values[is_kept], np.minimum(rows.lengths, max_tokens))
 
 

@@ -12,7 +12,7 @@ from tests.models import packaged_model
 from tests.unit.deployment.test_refused_models import config_of
 from tests.unit.deployment.test_registry import card_of, modules, write_model
 from vectormill.domain.errors import InvalidOption, ModelError
-from vectormill.models.model_card import SparseHead, TokenHead
+from vectormill.models.model_card import DenseLayer, SparseHead, TokenHead
 from vectormill.models.random_embedder import SMALL, write_random_embedder
 from vectormill.models.registry import EncodingOptions, make_spec
 
@@ -105,7 +105,7 @@ def test_a_colbert_of_pylate_is_read_with_its_settings(tmp_path: Path) -> None:
     told |= {"document_length": 60, "skiplist_words": [], "prompts": {"query": "find: "}}
     card = card_of(write_colbert(tmp_path, modules=PYLATE, config_sentence_transformers=told))
     assert card.token_head == TokenHead(
-        dense=("1_Dense",),
+        dense=(DenseLayer("1_Dense", 4, 3, has_bias=False, activation="Tanh", has_residual=False),),
         query_prompt="[Q] ",
         markers=(("[Q] ", 5),),  # the other one is no token, and is put before a text as it is
         most_query_tokens=12,

@@ -249,7 +249,7 @@ def test_dense_modules_prompts_and_length_are_read_wherever_the_classes_have_mov
         "q: ",
         False,
     )
-    assert card.dense == ("2_Dense",)
+    assert [layer.folder for layer in card.dense] == ["2_Dense"]
     assert make_spec(card, EncodingOptions(prompt="document")).prompt == ""
 
 

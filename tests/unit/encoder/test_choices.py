@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from vectormill.domain.errors import ConfigurationError, ModelError
+from vectormill.models.families import FAMILIES
 from worker.devices.device import (
     CPU,
     CUDA,
@@ -27,7 +28,7 @@ from worker.encoder.choice import (
     find_arithmetic,
     read_attention_shape,
 )
-from worker.encoder.encoder import Encoder
+from worker.encoder.encoder import AUTO, Encoder
 from worker.settings import load_worker_settings
 
 GPUS = tuple(Device(f"cuda:{i}", "cuda", i, (), 4, 80 << 30, frozenset({"sm_90"})) for i in range(2))
@@ -217,6 +218,15 @@ def test_sixteen_bits_are_computed_only_where_the_device_has_them(
 def test_a_slow_precision_is_refused_with_the_better_choice(wanted: str, device: Device, better: str) -> None:
     with pytest.raises(ModelError, match=better):
         choose_precision(wanted, device)
+
+
+def test_a_family_that_overflows_fp16_never_computes_in_it() -> None:
+    for model_type, family in FAMILIES.items():
+        chosen = choose_precision(AUTO, OLD_GPU, model_type).value
+        assert chosen == ("fp32" if family.overflows_fp16 else "fp16")
+    for wanted in ("fp16", "int8"):
+        with pytest.raises(ModelError, match=r"gemma2 are too large for fp16.*use fp32"):
+            choose_precision(wanted, OLD_GPU, "gemma2")
 
 
 def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """What a model's files say of its labels and of what is made of its numbers, and what they must not say."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ from tests.classifiers import STRUCTBERT
 from vectormill.domain.errors import ModelError
 from vectormill.models.classifiers import read_classifier
 from vectormill.models.model_card import Classifier
+from vectormill.models.model_entry import ModelEntry
+from vectormill.models.model_files import ModelFiles
 
 
-def read(config: dict[str, Any], directory: Path = Path()) -> Classifier:
+def read(directory: Path, config: dict[str, Any]) -> Classifier:
     whole = {"architectures": ["BertForSequenceClassification"], "model_type": "bert", **config}
-    found = read_classifier("m", directory, whole)
+    (directory / "config.json").write_text(json.dumps(whole))
+    found = read_classifier(ModelFiles("m", directory, ModelEntry(path=str(directory))))
     assert found is not None
     return found
 
@@ -48,9 +52,9 @@ def read(config: dict[str, Any], directory: Path = Path()) -> Classifier:
     ],
 )
 def test_labels_and_activation_are_the_models_own(
-    config: dict[str, Any], labels: tuple[str, ...], activation: str
+    tmp_path: Path, config: dict[str, Any], labels: tuple[str, ...], activation: str
 ) -> None:
-    found = read(config)
+    found = read(tmp_path, config)
     assert (found.labels, found.activation) == (labels, activation)
 
 
@@ -63,15 +67,17 @@ def test_labels_and_activation_are_the_models_own(
         ({"zero": "a"}, "'zero'"),
     ],
 )
-def test_labels_that_cannot_be_told_apart_or_stored_are_refused(labels: dict[str, str], said: str) -> None:
+def test_labels_that_cannot_be_told_apart_or_stored_are_refused(
+    tmp_path: Path, labels: dict[str, str], said: str
+) -> None:
     with pytest.raises(ModelError, match="id2label") as refused:
-        read({"id2label": labels})
+        read(tmp_path, {"id2label": labels})
     assert said in str(refused.value)
     str(refused.value).encode()
 
 
 def test_labels_of_structbert_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "label_mapping.json").write_text('{"same": "yes", "other": "no"}')
-    config = json.loads((STRUCTBERT / "model" / "config.json").read_text())
+    shutil.copy(STRUCTBERT / "model" / "config.json", tmp_path)
     with pytest.raises(ModelError, match="label_mapping"):
-        read_classifier("m", tmp_path, config)
+        read_classifier(ModelFiles("m", tmp_path, ModelEntry(path=str(tmp_path))))

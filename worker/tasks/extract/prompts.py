@@ -28,7 +28,7 @@ from vectormill.domain.schema import (
     MAX_WINDOW_TOKENS,
     Schema,
 )
-from vectormill.models.json_files import read_object
+from vectormill.models.stored import read_stored
 from vectormill.ragged import Ragged
 from worker.batching.batch import POSITION_IDS, PREFIX_BLOCKS, TYPE_SEGMENTS
 from worker.tokens.reference import group_texts
@@ -141,7 +141,7 @@ def _list_named_tokens(directory: Path) -> list[str]:
     """Return the distinct special tokens that the tokenizer's files other than tokenizer.json name."""
     named: list[str] = []
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        config = read_object(directory / file, directory.name, is_needed=False)
+        config = read_stored(directory / file, directory.name).values
         for name in NAMED_TOKENS:
             token = config.get(name)
             token = token.get("content") if isinstance(token, dict) else token

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.errors import ModelError
-from vectormill.models.json_files import read_object
+from vectormill.models.stored import read_stored
 
 MODEL_TYPE: Final = "deberta-v2"
 NUM_ADDED_TOKENS: Final = 4
@@ -76,7 +76,7 @@ class DebertaConfig:
 def read_config(directory: Path) -> DebertaConfig:
     """Read config.json. Raises ModelError naming a setting that is missing, unknown or not supported."""
     path = directory / "config.json"
-    return parse_config(read_object(path, directory.name), str(path))
+    return parse_config(read_stored(path, directory.name).values, str(path))
 
 
 def parse_config(written: Mapping[str, Any], place: str) -> DebertaConfig:
