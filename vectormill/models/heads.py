@@ -154,8 +154,9 @@ def _read_token_modules(files: ModelFiles) -> Heads:
         or rest not in ([], [MASK_MODULE], [MASK_MODULE, "Normalize"])
     ):
         raise UnsupportedModel(
-            f"The model {files.name!r} is a late-interaction model (ColBERT) made of {', '.join(files.kinds)}. Only "
-            f"Transformer, one or more Dense, {MASK_MODULE} and Normalize are supported, in this order."
+            f"The model {files.name!r} is a late-interaction model (ColBERT) made of {', '.join(files.kinds)} in "
+            f"modules.json. Only Transformer, one or more Dense, {MASK_MODULE} and Normalize are supported, in this "
+            "order."
         )
     dense = tuple(files.read_dense(folder, "token_embeddings") for folder in folders)
     prompts, _ = files.read_prompts()
@@ -164,21 +165,22 @@ def _read_token_modules(files: ModelFiles) -> Heads:
         if f"{side}_prefix" in encoder.values:
             prefix = prefixes[side] = encoder.take(f"{side}_prefix", "")
             prompts[side] = prefix + prompts.get(side, "").removeprefix(prefix)
-    number = len(expected)
-    mask = (
-        Stored({}, "", files.name) if is_pylate else files.read(f"{files.modules[number].folder}/config.json")
-    )
+    place = "" if is_pylate else f"{files.modules[len(expected)].folder}/config.json"
+    mask = files.read(place) if place else Stored({}, place, files.name)
     if mask.find("keep_only_token_ids"):
         raise UnsupportedModel(
-            f"The model {files.name!r} keeps the vectors of certain tokens alone, such as those of images, which is "
-            "not supported."
+            str(
+                mask.refuse(
+                    "keep_only_token_ids", "keeps certain tokens alone, such as those of images, unsupported"
+                )
+            )
         )
     if rest[-1:] == ["Normalize"]:
-        told = files.read(f"{files.modules[-1].folder}/config.json")
-        for key in ("module_input_name", "module_output_name"):
-            if told.take(key, "token_embeddings") != "token_embeddings":
-                files.flaws.append(str(told.refuse(key, "must be token_embeddings")))
+        files.read_changing(files.modules[-1].folder, "token_embeddings")
     skiplist = encoder if is_pylate else mask
+    sides = mask.texts("skiplist_tasks") or ("document",)
+    if "document" not in sides or mask.values.get("skiplist_tasks") == []:
+        files.flaws.append(str(mask.refuse("skiplist_tasks", "must include document")))
     told_words = skiplist.texts("skiplist_words")
     words = told_words if "skiplist_words" in skiplist.values or not is_pylate else tuple(string.punctuation)
     expansion, most = _read_expansion(encoder, transformer, is_pylate=is_pylate)
@@ -187,7 +189,7 @@ def _read_token_modules(files: ModelFiles) -> Heads:
         dense=dense,
         normalizes=is_pylate or rest[-1] == "Normalize",
         skiplist=_find_tokens(files, words),
-        skips_in_queries="query" in mask.texts("skiplist_tasks"),
+        skips_in_queries="query" in sides,
         **_mark(files, prefixes, prompts),
         most_query_tokens=most,
         fewest_query_tokens=expansion.take("length", 0, least=1),
@@ -195,6 +197,11 @@ def _read_token_modules(files: ModelFiles) -> Heads:
         attends=expansion.take("attend", False),
     )
     length = transformer.take("document_length", 0, least=1) or encoder.take("document_length", 0, least=1)
+    if length and not length >= most > 0:
+        told = transformer if "document_length" in transformer.values else encoder
+        files.flaws.append(
+            str(told.refuse("document_length", "must not be less than a query_length beside it"))
+        )
     return _make_token_heads(files, head, dense[-1].num_outputs, prompts, length)
 
 

@@ -178,15 +178,17 @@ class ModelFiles:
         """Return the folders of the Dense modules, in order."""
         return [module.folder for module in self.modules if module.kind == "Dense"]
 
+    def read_changing(self, folder: str, feature: str) -> Stored:
+        """Return the configuration of a module that changes this feature of a text; a flaw if it changes another."""
+        told = self.read(f"{folder}/config.json")
+        for key in ("module_input_name", "module_output_name"):
+            if told.take(key, feature) != feature:
+                self.flaws.append(str(told.refuse(key, f"must be {feature} here")))
+        return told
+
     def read_dense(self, folder: str, feature: str) -> DenseLayer:
-        """Return a module Dense that changes this feature of a text. Raise ModelError if it changes another one."""
-        told = self.require(f"{folder}/config.json")
-        features = {told.take(key, feature) for key in ("module_input_name", "module_output_name")}
-        if features != {feature}:
-            raise UnsupportedModel(
-                f"The Dense module {folder} of model {self.name!r} reads or writes {', '.join(sorted(features))}, and "
-                f"only {feature} is supported here."
-            )
+        """Return a module Dense that changes this feature of a text. Raise ModelError if it cannot be computed."""
+        told = self.read_changing(folder, feature)
         path = told.take("activation_function", "torch.nn.modules.activation.Tanh")
         activation = path.rsplit(".", 1)[-1]
         if not path.startswith("torch.") or activation not in ACTIVATIONS:

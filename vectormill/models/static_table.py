@@ -44,7 +44,8 @@ def read_static_card(files: ModelFiles) -> ModelCard:
         raise ModelError(f"The model {name!r} has static embeddings, whose mean is the vector of a text.")
     if files.kinds[1:] not in ([], ["Normalize"]):
         raise UnsupportedModel(
-            f"The model {name!r} is made of {', '.join(files.kinds)}. Only Normalize may follow {files.kinds[0]}."
+            f"The model {name!r} is made of {', '.join(files.kinds)} in modules.json. Only Normalize may follow "
+            f"{files.kinds[0]}."
         )
     folder = find_static_folder(files) or ""
     files.require_inside(folder)
@@ -65,6 +66,8 @@ def read_static_card(files: ModelFiles) -> ModelCard:
         limit = truncation.take("max_length", LARGEST_MAX_TOKENS, least=1)
         normalizes = files.kinds[-1] == "Normalize"
         is_classifier = False
+    if files.kinds[1:]:
+        files.read_changing(files.modules[-1].folder, "sentence_embedding")
     normalize = normalizes if entry.normalize is None else entry.normalize
     similarity, notes = files.read_similarity(has_unit_length=normalize)
     prompts, default_prompt = files.read_prompts()

@@ -61,12 +61,17 @@ LOADING: Final = frozenset(
 )
 
 
+# The table of the numbers that tell a pair's texts apart, and the class of transformers 5 that gives none by default.
+TYPE_TABLE: Final = "token_type_embeddings.weight"
+WITHOUT_TYPES: Final = "TokenizersBackend"
+
+
 def read_transformer_card(files: ModelFiles) -> ModelCard:
     """Return the card. Raise ModelError if files are missing or the model needs something unsupported."""
+    _check_modules(files)
     name, entry, config = files.name, files.entry, files.config
     if files.must_encode:
         require_known_code(files)
-    _check_modules(files)
     template = None if entry.pooling else find_template(files)
     classifier = read_classifier(files, template)
     reranker = require_template(name, classifier, entry.template)
@@ -107,6 +112,8 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
     if family is not None and not family.includes_prompt:
         files.named.append(family.name)
     ends_in_unit_length = not files.modules or files.kinds[-1] == "Normalize"
+    if ends_in_unit_length and files.modules and heads.has_dense:
+        files.read_changing(files.modules[-1].folder, "sentence_embedding")
     has_unit_length = classifier is None and heads.has_dense and ends_in_unit_length
     normalize = has_unit_length if entry.normalize is None else entry.normalize
     similarity, remark = files.read_similarity(has_unit_length=normalize)
@@ -193,6 +200,16 @@ def _read_transformer(files: ModelFiles, classifier: Classifier | None, heads: H
             ("right", "left") if classifier is None and heads.tokens is None else ("right",),
         )
     ]
+    tells_types = any(
+        name.endswith(TYPE_TABLE) and header.shape[0] > 1 for name, header in files.headers.items()
+    )
+    if tells_types and classifier is not None and classifier.template is None:
+        names = sides.texts("model_input_names")
+        key = "model_input_names" if names else "tokenizer_class"
+        if "token_type_ids" not in names and (names or sides.take(key, "") == WITHOUT_TYPES):
+            files.flaws.append(
+                str(sides.refuse(key, "gives no token_type_ids, by which the texts of a pair differ"))
+            )
     if heads.tokens is None:
         expected += [(told, key, ()) for key in ("query_length", "document_length", "query_expansion")]
     for arguments in (
@@ -284,6 +301,6 @@ def _check_modules(files: ModelFiles) -> None:
     if kinds[:2] != ["Transformer", "Pooling"] or any(kind != "Dense" for kind in tail):
         purpose = describe_modules(files)
         raise UnsupportedModel(
-            f"The model {files.name!r} is {purpose + ', ' if purpose else ''}made of {', '.join(kinds)}. Only "
-            "Transformer, Pooling, any number of Dense, and Normalize are supported, in this order."
+            f"The model {files.name!r} is {purpose + ', ' if purpose else ''}made of {', '.join(kinds)} in "
+            "modules.json. Only Transformer, Pooling, any number of Dense, and Normalize are supported, in this order."
         )
