@@ -27,8 +27,8 @@ LATE: Final = "late"  # like passages, and an item may be a passage with the tex
 LONG_TEXT_POLICIES: Final = (TRUNCATE, FAIL, PASSAGES, LATE)
 # The policies that read the whole of a text, in windows.
 IN_WINDOWS: Final = frozenset({PASSAGES, LATE})
-# Ends the pooling of a spec with late chunking, so that workers without it take the spec for another model's.
-LATE_POOLING: Final = "/late"
+# The pooling of a spec with late chunking: no model's, so that workers without it take the spec for another model's.
+LATE_POOLING: Final = f"mean/{LATE}"
 # The overlap of neighbouring passages as a share of max_tokens. It costs a seventh more tokens, and keeps a
 # sentence of usual length complete in one of the two.
 DEFAULT_PASSAGE_OVERLAP_SHARE: Final = 1 / 8
@@ -277,7 +277,7 @@ class EncodingSpec:
     are kept (Matryoshka) and normalized again if `normalize` is set. `prompt` is the literal text put before
     every item, never the name of a prompt. `max_tokens` includes special tokens and the prompt. `long_texts`
     is the policy for longer texts, one of LONG_TEXT_POLICIES; `passage_overlap` is in tokens, and 0 unless
-    texts are read in windows. With the policy `late`, `pooling` is the model's and LATE_POOLING. `vector_type`
+    texts are read in windows. With the policy `late`, `pooling` is LATE_POOLING. `vector_type`
     is one of VECTOR_TYPES; None means float16 in a collection, and float32 elsewhere.
 
     `outputs` are some of OUTPUTS, in their order and joined by commas. Without `dense`, `dimensions` is 0 and
@@ -316,7 +316,7 @@ class EncodingSpec:
     @property
     def model_pooling(self) -> str:
         """Return the pooling that the model's card has."""
-        return self.pooling.removesuffix(LATE_POOLING)
+        return self.pooling.removesuffix(f"/{LATE}")
 
     @property
     def reads_pairs(self) -> bool:

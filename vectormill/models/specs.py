@@ -28,7 +28,6 @@ from vectormill.domain.schema import parse_schema
 from vectormill.domain.task import DENSE, EMBED, EXTRACT, JUDGE, MULTI_VECTOR, OUTPUTS, SPARSE
 from vectormill.models.model_card import GLINER, ModelCard
 from vectormill.models.model_entry import SMALLEST_MAX_TOKENS
-from vectormill.models.poolings import MEAN
 from vectormill.models.suggestions import suggest_model
 
 # The minimum for two texts together: RoBERTa has four special tokens. With fewer, every pair of long texts
@@ -105,17 +104,19 @@ def name_model(card: ModelCard) -> dict[str, Any]:
 
 def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
     """Return the spec for vectors of an embedding model. Raise InvalidOption for values it cannot have."""
+    own = name_model(card)
     outputs = _choose_outputs(card, options)
     max_tokens = choose_max_tokens(card, options, SMALLEST_MAX_TOKENS)
     long_texts = TRUNCATE if options.long_texts is None else options.long_texts
     if outputs != (DENSE,):
         _check_outputs(outputs, options)
-    elif long_texts == LATE and (card.pooling != (MEAN,) or card.static is not None):
+    elif long_texts == LATE and (f"{own['pooling']}/{LATE}" != LATE_POOLING or card.static is not None):
         raise InvalidOption(
             f"long_texts={LATE!r} takes the mean of a passage's states, which the model {card.name!r} does not pool "
             f"so; use another model, or long_texts={PASSAGES!r}."
         )
-    late = {"pooling": f"{MEAN}{LATE_POOLING}"} if long_texts == LATE else {}
+    if long_texts == LATE:
+        own["pooling"] = LATE_POOLING
     dimensions, normalize = 0, False
     if DENSE in outputs:
         usual = card.default_dimensions or card.dimension
@@ -126,7 +127,7 @@ def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
             )
         normalize = card.normalize if options.normalize is None else options.normalize
     return EncodingSpec(
-        **name_model(card) | late,
+        **own,
         normalize=normalize,
         dimensions=dimensions,
         prompt=_find_prompt(card, options),

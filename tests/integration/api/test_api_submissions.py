@@ -121,6 +121,7 @@ def test_every_option_of_a_stream_is_read_as_its_own_type(client: httpx.Client) 
         ({"long_texts": "passages", "max_tokens": 64}, ("passages", 8, True)),
         ({"long_texts": "passages", "passage_overlap": 0}, ("passages", 0, True)),
         ({"long_texts": "passages", "passage_overlap": 127}, ("passages", 127, True)),
+        ({"long_texts": "late"}, ("late", 32, True)),
     ],
 )
 def test_what_becomes_of_long_texts_is_said_by_either_name(
@@ -138,6 +139,16 @@ def test_what_becomes_of_long_texts_is_said_by_either_name(
     shown = job["options"]
     assert (shown["long_texts"], shown["passage_overlap"], shown["truncate"]) == expected
     assert streamed["options"] == shown
+
+
+def test_only_with_late_chunking_may_a_text_to_embed_be_a_passage_of_another(client: httpx.Client) -> None:
+    pairs = [{"key": "a", "text": "the city", "text_pair": "Berlin is old, and the city grows."}]
+    job = submit(client, pairs, options={"long_texts": "late"})
+    assert (job["num_items"], job["options"]["pooling"]) == (1, "mean/late")
+    refused = client.post("/v1/jobs", json={"items": pairs, "options": {"long_texts": "passages"}})
+    assert_problem(
+        refused, 422, "invalid-item", "text_pair is only for items of the task score or with long_texts=late"
+    )
 
 
 def test_options_for_long_texts_that_cannot_be_meant_are_refused(refusing_client: httpx.Client) -> None:
@@ -187,7 +198,7 @@ def test_a_wrong_query_parameter_is_refused_by_name(refusing_client: httpx.Clien
         ("priority=10", "priority", "<= 9"),
         ("priority=high", "priority", "Expected `int`"),
         ("truncate=maybe", "truncate", "Expected `bool"),
-        ("long_texts=cut", "long_texts", "expected one of: fail, passages, truncate"),
+        ("long_texts=cut", "long_texts", "expected one of: fail, late, passages, truncate"),
         ("model=a&model=b", "model", "more than once"),
         ("metadata=[1]", "metadata", "must be a JSON object"),
         ("metadata={", "metadata", "must be a JSON object"),

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,12 @@ def test_a_model_that_embeds_gives_the_cosine_and_reads_each_text_once(minilm: E
         (CARD, EncodingOptions(task="embed"), "supports the task score, not embed"),
         (CARD, EncodingOptions(dimensions=1), "dimensions has no effect"),
         (CARD, EncodingOptions(long_texts="passages"), "applies to whole texts"),
+        (CARD, EncodingOptions(long_texts="late"), "applies to whole texts"),
+        (
+            replace(MINILM, pooling=("cls",)),
+            EncodingOptions(long_texts="late"),
+            "takes the mean of a passage's",
+        ),
         (CARD, EncodingOptions(max_tokens=5), "max_tokens must be from 6"),
         (MINILM, EncodingOptions(task="score", activation="sigmoid"), "activation has no effect"),
         (MINILM, EncodingOptions(activation="sigmoid"), "omit it"),

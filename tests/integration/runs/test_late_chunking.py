@@ -25,7 +25,7 @@ from vectormill.sources.reader import SourcePlace
 from vectormill.sources.source import TREE, Source
 from vectormill.sources.sources import save_source
 
-LATE_SPEC = replace(SPEC, long_texts=LATE, passage_overlap=8, pooling=f"{SPEC.pooling}{LATE_POOLING}")
+LATE_SPEC = replace(SPEC, long_texts=LATE, passage_overlap=8, pooling=LATE_POOLING)
 SPLIT = {"by": "paragraphs", "min_chars": 20, "max_chars": 100}
 
 

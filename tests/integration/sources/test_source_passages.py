@@ -13,11 +13,11 @@ from sqlalchemy import create_engine
 
 from tests.protocol import SPEC
 from vectormill.domain.errors import InvalidOption
-from vectormill.jobs.item import Item
+from vectormill.jobs.item import PLACE_MARK, Item, split_pair
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
-from vectormill.sources.passages import load_tokenizer, make_cuts, name_passages
+from vectormill.sources.passages import load_tokenizer, make_cuts, name_passages, pair_with_text
 from vectormill.sources.reader import SourcePlace
 from vectormill.sources.source import FILES, TREE, Source, Split
 
@@ -100,6 +100,26 @@ def test_passages_of_so_many_tokens_have_no_more_by_the_models_own_count_and_all
     assert sum(counts) / len(counts) > 16
     assert "".join(passage for _, passage in cuts).split() != []
     assert "".join("".join(passage for _, passage in cuts).split()) == "".join(content.split())
+
+
+@given(st.text("ab \n日", min_size=1, max_size=300), st.integers(1, 40), st.data())
+def test_a_passage_for_late_chunking_has_its_place_in_a_part_of_its_document(
+    whole: str, window: int, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(whole) - 1))
+    end = data.draw(st.integers(start + 1, len(whole)))
+    text, pair = split_pair(pair_with_text(whole, start, whole[start:end], window))
+    assert text.decode() == whole[start:end]
+    assert pair is not None
+    around = pair.decode()
+    place = around.find(f"{PLACE_MARK}{whole[start:end]}")
+    bare = around.replace(PLACE_MARK, "")
+    at = place if place >= 0 else bare.find(whole[start:end])
+    begin = start - at
+    assert whole[begin : begin + len(bare)] == bare  # so that the place is the passage's own
+    assert begin == 0 or at >= window // 2
+    assert begin + len(bare) == len(whole) or len(bare) - at >= window // 2
+    assert len(bare) <= max(3 * window, 5 * window // 2 + end - start)
 
 
 def test_a_change_in_one_paragraph_changes_the_passages_around_it_alone() -> None:

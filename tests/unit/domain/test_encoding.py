@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vectormill.domain.encoding import FAIL, PASSAGES, TRUNCATE, EncodingSpec
+from vectormill.domain.encoding import FAIL, LATE, LATE_POOLING, PASSAGES, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import (
     EXTRACT,
@@ -50,6 +50,16 @@ def test_the_fingerprint_of_a_spec_never_changes() -> None:
 def test_passages_are_another_vector_space_and_so_is_another_overlap() -> None:
     others = [IN_PASSAGES, replace(IN_PASSAGES, passage_overlap=0)]
     assert len({spec.fingerprint() for spec in (SPEC, *others)}) == 3
+
+
+def test_late_chunking_is_a_space_of_its_own_and_for_older_workers_another_model() -> None:
+    late = replace(IN_PASSAGES, long_texts=LATE, pooling=LATE_POOLING)
+    assert (
+        len({spec.fingerprint() for spec in (SPEC, IN_PASSAGES, late, replace(late, passage_overlap=0))}) == 4
+    )
+    assert late.fingerprint() == "d523486fb7dd9ad0"
+    assert (late.model_pooling, SPEC.model_pooling) == ("mean", "mean")
+    assert (late.reads_pairs, IN_PASSAGES.reads_pairs) == (True, False)
 
 
 def test_a_spec_is_read_as_it_was_written_and_what_is_not_known_is_passed_over() -> None:
