@@ -76,9 +76,7 @@ def _read_chat_template(files: ModelFiles) -> Template:
         raise
     except Exception as error:  # a template may raise anything
         raise UnsupportedModel(f"The reranker {files.name!r} cannot be used: {error}.") from error
-    logits = score.take("module_input_name", "causal_logits")
-    if logits != "causal_logits":
-        files.flaws.append(str(score.refuse("module_input_name", "must be causal_logits")))
+    files.expect(score, "module_input_name", "causal_logits")
     words = [score.take(key, -1, least=0) for key in ("true_token_id", "false_token_id")]
     true, false = (None if word < 0 else word for word in words)
     return Template((pieces,), (plain,), true, false, strips=strips)

@@ -87,10 +87,8 @@ def has_token_modules(files: ModelFiles) -> bool:
 def _read_splade_modules(files: ModelFiles) -> Heads:
     config = files.read(f"{files.modules[1].folder}/config.json")
     strategy, activation = config.take("pooling_strategy", "max"), config.take("activation_function", "relu")
-    if strategy not in ("max", "sum"):
-        files.flaws.append(str(config.refuse("pooling_strategy", "must be max or sum")))
-    if activation not in ("relu", "log1p_relu"):
-        files.flaws.append(str(config.refuse("activation_function", "must be relu or log1p_relu")))
+    files.expect(config, "pooling_strategy", "max", "sum")
+    files.expect(config, "activation_function", "relu", "log1p_relu")
     head = SparseHead(sums=strategy == "sum", num_logs=2 if activation == "log1p_relu" else 1)
     return Heads((SPARSE,), head, sparse_dimensions=_count_words(files))
 
@@ -169,11 +167,7 @@ def _read_token_modules(files: ModelFiles) -> Heads:
     mask = files.read(place) if place else Stored({}, place, files.name)
     if mask.find("keep_only_token_ids"):
         raise UnsupportedModel(
-            str(
-                mask.refuse(
-                    "keep_only_token_ids", "keeps certain tokens alone, such as those of images, unsupported"
-                )
-            )
+            str(mask.refuse("keep_only_token_ids", "must be empty, as models of images are not supported"))
         )
     if rest[-1:] == ["Normalize"]:
         files.read_changing(files.modules[-1].folder, "token_embeddings")

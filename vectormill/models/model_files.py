@@ -111,6 +111,14 @@ class ModelFiles:
             )
         return self.read(path)
 
+    def expect(self, stored: Stored, key: str, *values: object) -> None:
+        """Take a value that changes nothing if it is one of these, or empty; any other is a flaw."""
+        if stored.find(key) not in (None, {}, [], *values):
+            told = " or ".join(map(shorten, values))
+            self.flaws.append(
+                str(stored.refuse(key, f"must be {told} here" if told else "is not supported here"))
+            )
+
     @property
     def called(self) -> str:
         """Return the name and the directory, by which some families are recognized."""
@@ -182,8 +190,7 @@ class ModelFiles:
         """Return the configuration of a module that changes this feature of a text; a flaw if it changes another."""
         told = self.read(f"{folder}/config.json")
         for key in ("module_input_name", "module_output_name"):
-            if told.take(key, feature) != feature:
-                self.flaws.append(str(told.refuse(key, f"must be {feature} here")))
+            self.expect(told, key, feature)
         return told
 
     def read_dense(self, folder: str, feature: str) -> DenseLayer:

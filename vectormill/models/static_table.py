@@ -61,8 +61,7 @@ def read_static_card(files: ModelFiles) -> ModelCard:
         is_classifier = "head_config" in files.config.values
     else:
         truncation = files.read(f"{folder}/tokenizer.json".lstrip("/")).inner("truncation")
-        if truncation.take("direction", "Right") != "Right":
-            files.flaws.append(str(truncation.refuse("direction", "must be Right")))
+        files.expect(truncation, "direction", "Right")
         limit = truncation.take("max_length", LARGEST_MAX_TOKENS, least=1)
         normalizes = files.kinds[-1] == "Normalize"
         is_classifier = False

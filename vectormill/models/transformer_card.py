@@ -49,18 +49,8 @@ TASK_OUTPUTS: Final = {
 }
 # Arguments for loading a transformer that no result depends on.
 LOADING: Final = frozenset(
-    {
-        "add_pooling_layer",
-        "attn_implementation",
-        "device_map",
-        "dtype",
-        "torch_dtype",
-        "trust_remote_code",
-        "use_cache",
-    }
-)
-
-
+    {"add_pooling_layer", "attn_implementation", "device_map", "dtype", "torch_dtype", "trust_remote_code", "use_cache"}
+)  # fmt: skip
 # The table of the numbers that tell a pair's texts apart, and the class of transformers 5 that gives none by default.
 TYPE_TABLE: Final = "token_type_embeddings.weight"
 WITHOUT_TYPES: Final = "TokenizersBackend"
@@ -180,59 +170,40 @@ def _read_transformer(files: ModelFiles, classifier: Classifier | None, heads: H
         else "sequence-classification"
     )  # fmt: skip
     output, name = TASK_OUTPUTS[task]
-    processing = told.inner("processing_kwargs")
-    text, modality = processing.inner("text"), told.inner("modality_config")
-    expected: list[tuple[Stored, str, tuple[object, ...]]] = [
-        (told, "transformer_task", (task,)),
-        (told, "module_output_name", (name,)),
-        (modality.inner("text"), "method", ("forward",)),
-        (modality.inner("text"), "method_output_name", (output, [output])),
-        (text, "truncation", (True, "longest_first")),
-        (text, "padding", (True, "longest", "max_length")),
-    ]
+    processing, modality = told.inner("processing_kwargs"), told.inner("modality_config")
+    text, tokenizer = processing.inner("text"), files.read("tokenizer_config.json")
+    files.expect(told, "transformer_task", task)
+    files.expect(told, "module_output_name", name)
+    files.expect(modality.inner("text"), "method", "forward")
+    files.expect(modality.inner("text"), "method_output_name", output, [output])
+    files.expect(text, "truncation", True, "longest_first")
+    files.expect(text, "padding", True, "longest", "max_length")
+    longest = text.take("max_length", 0, least=1) or told.take("max_seq_length", 0, least=1)
     if classifier is None or classifier.template is None:
-        expected += [(modality, "message", ()), (processing, "chat_template", ())]
-    sides = files.read("tokenizer_config.json")
-    expected += [
-        (
-            sides,
-            "truncation_side",
-            ("right", "left") if classifier is None and heads.tokens is None else ("right",),
-        )
-    ]
-    tells_types = any(
+        files.expect(modality, "message")
+        files.expect(processing, "chat_template")
+    cuts_left = classifier is None and heads.tokens is None
+    files.expect(tokenizer, "truncation_side", "right", *(["left"] if cuts_left else []))
+    reads_types = any(
         name.endswith(TYPE_TABLE) and header.shape[0] > 1 for name, header in files.headers.items()
     )
-    if tells_types and classifier is not None and classifier.template is None:
-        names = sides.texts("model_input_names")
+    if reads_types and classifier is not None and classifier.template is None:
+        names = tokenizer.texts("model_input_names")
         key = "model_input_names" if names else "tokenizer_class"
-        if "token_type_ids" not in names and (names or sides.take(key, "") == WITHOUT_TYPES):
-            files.flaws.append(
-                str(sides.refuse(key, "gives no token_type_ids, by which the texts of a pair differ"))
-            )
-    if heads.tokens is None:
-        expected += [(told, key, ()) for key in ("query_length", "document_length", "query_expansion")]
-    for arguments in (
-        "model_args",
-        "model_kwargs",
-        "config_args",
-        "config_kwargs",
-        "tokenizer_args",
-        "processor_kwargs",
-    ):
-        given = told.inner(arguments)
-        expected += [(given, key, ()) for key in given.values.keys() - LOADING]
-    for place, key, values in expected:
-        found = place.find(key)
-        if found not in (None, {}, []) and found not in values:
-            files.flaws.append(str(place.refuse(key, "is not supported for such a model")))
-    most = text.take("max_length", 0, least=1) or told.take("max_seq_length", 0, least=1)
-    rest = [(text, key) for key in text.list_rest({})]
-    rest += [
-        (processing, key) for key in processing.list_rest(dict.fromkeys(("audio", "image", "video"), ""))
-    ]
-    files.flaws.extend(str(place.refuse(key, "is not supported")) for place, key in rest)
-    return most
+        if "token_type_ids" not in names and (names or tokenizer.take(key, "") == WITHOUT_TYPES):
+            flaw = tokenizer.refuse(key, "gives no token_type_ids, by which the texts of a pair differ")
+            files.flaws.append(str(flaw))
+    for key in () if heads.tokens else ("query_length", "document_length", "query_expansion"):
+        files.expect(told, key)
+    for arguments in ("model", "config", "tokenizer", "processor"):
+        for given in (told.inner(f"{arguments}_args"), told.inner(f"{arguments}_kwargs")):
+            for key in given.values.keys() - LOADING:
+                files.expect(given, key)
+    for key in text.list_rest({}):
+        files.expect(text, key)
+    for key in processing.list_rest(dict.fromkeys(("audio", "image", "video"), "")):
+        files.expect(processing, key)
+    return longest
 
 
 def _find_pooling(
