@@ -12,9 +12,9 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+from benchmarks.random_embedder import M3
 from tests.models import DEVICE, PACKED, add_tokenizer, packaged_model
 from vectormill.models.model_card import ModelCard
-from vectormill.models.random_embedder import M3
 from vectormill.models.registry import EncodingOptions, make_spec
 from vectormill.ragged import Ragged
 from vectormill.vectors.representations import Representations, unpack

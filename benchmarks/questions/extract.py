@@ -19,12 +19,12 @@ from benchmarks.machine import benchmark_device
 from benchmarks.models import find_packaged
 from benchmarks.ours import ENGINE, SERVICE, LineUp
 from benchmarks.peers import Peer
+from benchmarks.random_extractor import BASE, TINY, write_random_extractor
 from benchmarks.tables import MEBIBYTES, NUMBER, RATIO, SHARE, Measure, Report, at_least, tabulate, told
 from benchmarks.turns import Record, System, Turns
 from vectormill.cli.stack import workplace
 from vectormill.client import Client
 from vectormill.domain.schema import list_types
-from vectormill.models.random_extractor import BASE, TINY, write_random_extractor
 
 MIX: Final = "five schemas"
 NUM_TEXTS: Final = 60

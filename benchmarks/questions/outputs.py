@@ -11,6 +11,7 @@ from typing import Any, Final
 from benchmarks.harness import HOME, Harness
 from benchmarks.machine import find_device
 from benchmarks.models import find_packaged
+from benchmarks.random_embedder import M3, SMALL, write_random_embedder
 from benchmarks.tables import NUMBER, RATIO, Report, Spread, Table
 from benchmarks.texts import list_docstrings
 from vectormill.cli.stack import workplace
@@ -18,7 +19,6 @@ from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.models.layouts import read_model_card
 from vectormill.models.model_card import ModelCard
-from vectormill.models.random_embedder import M3, SMALL, write_random_embedder
 from vectormill.models.specs import make_spec
 from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest

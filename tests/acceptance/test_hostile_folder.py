@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.random_embedder import SMALL, write_random_embedder
 from tests.acceptance.tiny import make_environment
 from tests.architecture.sources import PACKAGES
-from vectormill.models.random_embedder import SMALL, write_random_embedder
 from vectormill.models.registry import find_packaged_model
 
 PROGRAM = Path(sys.executable).parent / "vectormill"

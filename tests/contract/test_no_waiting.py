@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
+from benchmarks.random_embedder import SMALL, write_random_embedder
 from tests import gliner_models
 from tests.contract.packed_models import MODELS, PADDED_MODELS, TOKENIZER, make_sequences, make_transformer
 from tests.contract.waits import RefusesWaiting
@@ -23,7 +24,6 @@ from tests.rexuninlu import GOLDEN, extract_of, find_case, load
 from vectormill.models.families import FAMILIES
 from vectormill.models.layouts import read_model_card
 from vectormill.models.model_card import ModelCard
-from vectormill.models.random_embedder import SMALL, write_random_embedder
 from vectormill.ragged import Ragged
 from vectormill.settings import ModelEntry
 from worker.batching.batch import OUTPUTS, Batch

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
+from benchmarks.random_embedder import write_random_embedder
 from tests.models import BACKENDS, DEVICE, PACKED, packaged_model, read_card, smallest_cosine
 from tests.processors import with_bf16
 from tests.representations import (
@@ -31,7 +32,6 @@ from tests.representations import (
 )
 from vectormill.domain.errors import ModelError
 from vectormill.domain.task import OUTPUTS
-from vectormill.models.random_embedder import write_random_embedder
 from vectormill.vectors.representations import Representations
 from worker.model import heads
 

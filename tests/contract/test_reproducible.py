@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.random_embedder import SMALL, write_random_embedder
 from tests.models import DEVICE, TinyModels, packaged_model, read_card
 from vectormill.domain.errors import ModelError
 from vectormill.domain.task import OUTPUTS as OUTPUT_NAMES
-from vectormill.models.random_embedder import SMALL, write_random_embedder
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.ragged import Ragged
 from worker.batching.batch import OUTPUTS, Batch

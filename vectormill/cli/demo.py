@@ -13,13 +13,10 @@ import typer
 from vectormill.cli.command import command
 from vectormill.cli.demos import (
     DEMOS,
-    DemoModel,
     TaskDemo,
-    choose_weights,
+    choose_model,
     demonstrate_outputs,
     describe_python,
-    find_remote,
-    register,
     run_demo,
 )
 from vectormill.cli.exits import EXIT_CODES_HELP, ITEMS_FAILED, CommandFailed
@@ -38,9 +35,9 @@ DemoTask = Literal["embed", "score", "extract"]
     "vectormill demo --keep",
     "vectormill demo --reindex",
     "vectormill demo --to ./vectors",
-    "vectormill demo --outputs dense,sparse,multi_vector",
+    "vectormill demo --outputs dense,sparse,multi_vector --model ./bge-m3",
     "vectormill demo --task score --model ./bge-reranker-base",
-    "vectormill demo --task extract --model ./rex-uninlu",
+    "vectormill demo --task extract --model ./gliner_small-v2.1",
     note=EXIT_CODES_HELP,
 )
 def demo(
@@ -66,11 +63,11 @@ def demo(
         data_dir (DIR): Use and keep this directory instead of a temporary one.
         keep: Keep the temporary directory, for `vectormill up`.
         api_url (URL): Use this running service instead of starting one.
-        model (NAME|DIR): A registered model (see `vectormill models`) or a model's directory. By default, one that is
-            available.
+        model (NAME|DIR): A registered model (see `vectormill models`) or a model's directory. By default the
+            packaged one, which computes dense vectors and scores.
         items (N, from 2): Submit N items instead of the demo's default.
         outputs (LIST): Compute several outputs of each text instead, separated by commas: dense, sparse and
-            multi_vector. By default with random weights, since the package includes no such model.
+            multi_vector. Name a --model that has them.
         to (DIR): Encode from Parquet to Parquet instead: write texts and vectors into this empty folder.
         reindex: Show how a table is kept searchable instead: index it, change it, index it again.
     """
@@ -87,7 +84,7 @@ def demo(
             "--api-url."
         )
     if outputs is not None and (task != EMBED or reindex or to is not None):
-        raise InvalidOption("demo --outputs has a model of its own: leave out --task, --reindex and --to.")
+        raise InvalidOption("demo --outputs is a demo of its own: leave out --task, --reindex and --to.")
     place = _Place(data_dir, keep, api_url, model)
     if to is not None:
         _encode_to(place, to, items, is_json=json)
@@ -96,11 +93,10 @@ def demo(
         _keep_searchable(place, is_json=json)
         return
     chosen = DEMOS[task] if outputs is None else demonstrate_outputs(outputs)
-    with _service(place, chosen) as (weights, wait_until_ready):
+    with _service(place, chosen) as (name, wait_until_ready):
         texts = chosen.list_items(items)
-        tell(weights.told)
         with Client(wait_until_ready()) as client:
-            run_demo(client, chosen, texts, weights, is_json=json)
+            run_demo(client, chosen, texts, name, is_json=json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,32 +110,38 @@ class _Place:
 
 
 @contextmanager
-def _service(place: _Place, demo: TaskDemo) -> "Iterator[tuple[DemoModel, Callable[[], str]]]":
-    """Yield the model, and a function that waits until the service is ready and returns the API's URL."""
+def _service(place: _Place, demo: TaskDemo) -> "Iterator[tuple[str | None, Callable[[], str]]]":
+    """Yield the model's name, and a function that waits until the service is ready and returns the API's URL."""
     if place.api_url is not None:
         url = place.api_url
-        yield find_remote(place.model), lambda: url
+        if place.model is not None and Path(place.model).is_dir():
+            raise InvalidOption(
+                "With --api-url, --model must be a model that is registered with that service, not a directory."
+            )
+        yield place.model, lambda: url
         tell(f"Next: `vectormill submit FILE --collection NAME --api-url {url}` encodes your own texts.")
         return
-    with _workplace(place, demo) as (_, weights, wait_until_ready):
-        yield weights, wait_until_ready
+    with _workplace(place, demo) as (_, name, wait_until_ready):
+        yield name, wait_until_ready
 
 
 @contextmanager
 def _workplace(
     place: _Place, demo: TaskDemo, variables: Mapping[str, str] = MappingProxyType({})
-) -> "Iterator[tuple[Path, DemoModel, Callable[[], str]]]":
-    """Start a stack; yield its data directory, its model, and a function that waits for the API's URL."""
+) -> "Iterator[tuple[Path, str | None, Callable[[], str]]]":
+    """Start a stack; yield its data directory, its model's name, and a function that waits for the API's URL."""
     from vectormill.cli.stack import Stack, workplace
     from vectormill.settings import load_settings
 
     settings = load_settings()  # raises an error for misspelt environment variables
-    with workplace(place.data_dir, place.keep) as directory:
-        # Refuse an unusable model before the stack takes a minute to start.
-        weights = choose_weights(demo, place.model, settings, directory)
-        with Stack(directory, weights.model, variables={**register(settings, weights), **variables}) as stack:
-            tell(f"Starting Postgres, Valkey, API, scheduler, worker, indexer and Flower in {directory} …")
-            yield directory, weights, stack.wait_until_ready
+    # Refuse an unusable model before the stack takes a minute to start.
+    name, models = choose_model(demo, place.model, settings)
+    with (
+        workplace(place.data_dir, place.keep) as directory,
+        Stack(directory, name, variables={**models, **variables}) as stack,
+    ):
+        tell(f"Starting Postgres, Valkey, API, scheduler, worker, indexer and Flower in {directory} …")
+        yield directory, name, stack.wait_until_ready
     if place.keep or place.data_dir is not None:
         tell(
             f"Everything is kept. Next: `vectormill up --data-dir {shlex.quote(str(directory))}` starts it again."
@@ -156,10 +158,10 @@ def _encode_to(place: _Place, folder: Path, num_texts: int | None, *, is_json: b
 
     folder = objects_demo.prepare_folder(folder)
     variables = {f"{PREFIX}SOURCE_ROOT": str(folder), f"{PREFIX}OUTPUT_ROOT": str(folder)}
-    with _workplace(place, DEMOS[EMBED], variables) as (_, weights, wait_until_ready):
+    with _workplace(place, DEMOS[EMBED], variables) as (_, name, wait_until_ready):
         texts = list(DEMOS[EMBED].list_items(num_texts))
         with Client(wait_until_ready()) as client:
-            objects_demo.run_objects_demo(client, folder, texts, weights, is_json=is_json)
+            objects_demo.run_objects_demo(client, folder, texts, name, is_json=is_json)
 
 
 def _keep_searchable(place: _Place, *, is_json: bool) -> None:
@@ -174,7 +176,7 @@ def _keep_searchable(place: _Place, *, is_json: bool) -> None:
     from vectormill.corpus import read_docstrings
     from vectormill.embedded.data_dir import find_running
 
-    with _workplace(place, DEMOS[EMBED]) as (directory, weights, wait_until_ready), ExitStack() as exits:
+    with _workplace(place, DEMOS[EMBED]) as (directory, name, wait_until_ready), ExitStack() as exits:
         client = exits.enter_context(Client(wait_until_ready()))
         running = find_running(directory)
         assert running is not None, "it has just said that it is ready"
@@ -186,7 +188,7 @@ def _keep_searchable(place: _Place, *, is_json: bool) -> None:
         role = None if reader is None else make_url(reader).username
         num_rows = reindexing.make_table(connection, read_docstrings(), role)
         tell(f"Created the table {reindexing.TABLE} with {num_rows:,} docstrings of {describe_python()}.")
-        reindexing.follow_table(client, weights.model)
+        reindexing.follow_table(client, name)
 
         def run(title: str) -> reindexing.Round:
             with Progress(look_at_run) as progress:

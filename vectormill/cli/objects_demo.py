@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from vectormill.cli.demos import NEAREST, POLL_SECONDS, QUERIES, DemoModel, first_line
+from vectormill.cli.demos import NEAREST, POLL_SECONDS, QUERIES, first_line
 from vectormill.cli.exits import ITEMS_FAILED, CommandFailed
 from vectormill.cli.jobs import watch_job
 from vectormill.cli.printing import print_json, print_report, tell
@@ -57,7 +57,7 @@ def write_texts(folder: Path, items: "list[ItemJson]") -> list[Path]:
 
 
 def run_objects_demo(
-    client: "Client", folder: Path, items: "list[ItemJson]", weights: DemoModel, *, is_json: bool
+    client: "Client", folder: Path, items: "list[ItemJson]", model: str | None, *, is_json: bool
 ) -> None:
     """Run the demo on a service that may read and write below `folder`.
 
@@ -74,7 +74,7 @@ def run_objects_demo(
         text="body",
         key="id",
         metadata=["line"],
-        model=weights.model,
+        model=model,
         to=out,
     )
     tell(f"Submitted {submitted['num_items']:,} rows by reference as job {submitted['id']}.")
@@ -82,7 +82,7 @@ def run_objects_demo(
     wait_until_closed(client, job["id"])
     manifest, table = read_manifest(out), read_table(out)
     keys = table.column("key").to_pylist()
-    searches = search_table(client, table, weights) if keys else {}
+    searches = search_table(client, table, model) if keys else {}
     if is_json:
         print_json(
             {"job": job, "num_vectors": len(keys), "num_parts": len(manifest.parts), "searches": searches}
@@ -107,13 +107,13 @@ def wait_until_closed(client: "Client", job_id: str) -> None:
         time.sleep(POLL_SECONDS)  # the API has no event for the end of an output, so poll
 
 
-def search_table(client: "Client", table: Any, weights: DemoModel) -> dict[str, list[dict[str, Any]]]:
+def search_table(client: "Client", table: Any, model: str | None) -> dict[str, list[dict[str, Any]]]:
     """Return the nearest rows of an output for each query, compared in this process."""
     import numpy as np
 
     found = {}
     vectors = np.stack(table.column("embedding").to_numpy(zero_copy_only=False))
-    queries = client.embed(QUERIES, model=weights.model)
+    queries = client.embed(QUERIES, model=model)
     for query, vector in zip(QUERIES, queries, strict=True):
         scores = vectors @ vector
         found[query] = [

@@ -227,9 +227,10 @@ def _choose_outputs(card: ModelCard, options: EncodingOptions) -> tuple[str, ...
     named = {name.strip() for name in options.outputs.split(",")}
     if not named <= set(card.outputs):
         lacking = next((name for name in OUTPUTS if name in named - set(card.outputs)), "")
+        suggested = suggest_model(lacking) if named <= set(OUTPUTS) else ""
         raise InvalidOption(
             f"outputs must be some of {', '.join(card.outputs)} for model {card.name!r}, separated by commas; "
-            f"got {options.outputs!r}.{suggest_model(lacking)}"
+            f"got {options.outputs!r}.{suggested}"
         )
     return tuple(name for name in OUTPUTS if name in named)
 

@@ -43,9 +43,17 @@ SUGGESTIONS: Final = (
     Suggestion(
         SPARSE, "sparse vectors", "BAAI/bge-m3", "FlagEmbedding", "contract/test_representations_agree.py"
     ),
+    # First the model that has every output, since a refusal may be of several.
     Suggestion(
         MULTI_VECTOR,
         "a vector for each token",
+        "BAAI/bge-m3",
+        "FlagEmbedding",
+        "contract/test_representations_agree.py",
+    ),
+    Suggestion(
+        MULTI_VECTOR,
+        "a vector for each token, and no other output",
         "colbert-ir/colbertv2.0",
         "colbert-ai",
         "contract/test_representations_agree.py",

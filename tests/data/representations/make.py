@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
+from benchmarks.random_embedder import write_random_embedder
 from tests.models import packaged_model
 from tests.representations import (
     GOLDEN_TEXTS,
@@ -23,7 +24,6 @@ from tests.representations import (
     write_pylate_colbert,
     write_stanford_colbert,
 )
-from vectormill.models.random_embedder import write_random_embedder
 
 Arrays = dict[str, NDArray[np.generic]]
 

@@ -8,12 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from sqlalchemy import Engine
 
+from benchmarks.random_embedder import SMALL, write_random_embedder
 from tests.adapters import ADAPTER, write_adapted
 from tests.api_server import api_client
 from tests.classifiers import write_classifier
@@ -28,8 +30,7 @@ from tests.unit.deployment.test_registry import write_model
 from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.errors import InvalidOption, UnknownModel
 from vectormill.domain.task import DENSE, EXTRACT, JUDGE, OUTPUTS, TASKS
-from vectormill.models.random_embedder import SMALL, write_random_embedder
-from vectormill.models.registry import Registry, make_spec
+from vectormill.models.registry import DEFAULT_MODEL, Registry, make_spec
 from vectormill.models.suggestions import SUGGESTIONS, Suggestion, find_need
 from vectormill.settings import ModelEntry
 
@@ -218,6 +219,22 @@ def test_what_the_model_cannot_compute_is_refused_with_the_command_that_adds_one
     if need != "embed":  # which nearly every model computes
         with pytest.raises(UnknownModel, match=re.escape(FIRST[need].command)):
             registry.card("nothing", need=find_need(options))
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [named for size in (1, 2, 3) for named in combinations(OUTPUTS, size) if named != (DENSE,)],
+    ids=str,
+)
+def test_the_model_that_a_refusal_names_computes_all_outputs_that_were_asked_for(
+    outputs: tuple[str, ...], tmp_path: Path
+) -> None:
+    options = EncodingOptions(outputs=",".join(outputs))
+    with pytest.raises(InvalidOption) as refused:
+        make_spec(Registry({}).card(DEFAULT_MODEL), options)
+    row = next(row for row in SUGGESTIONS if row.command in str(refused.value))
+    registry = Registry({row.name: ModelEntry(path=str(LAYOUTS[row.hub_name](tmp_path)))})
+    assert make_spec(registry.card(row.name), options).outputs == ",".join(outputs)
 
 
 @pytest.mark.parametrize(

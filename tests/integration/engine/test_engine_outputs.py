@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.random_embedder import SMALL, write_random_embedder
 from tests.models import TEXTS, packaged_model, read_card
 from vectormill.domain.errors import ModelError
-from vectormill.models.random_embedder import SMALL, write_random_embedder
 from vectormill.models.registry import EncodingOptions, make_spec
 from vectormill.ragged import Ragged
 from vectormill.vectors.representations import Representations, unpack

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Connection, Engine, text
 
+from benchmarks.random_embedder import SMALL, write_random_embedder
 from tests.api_server import api_client, assert_problem
 from tests.api_server import submit as submit_by_http
 from tests.chunk_work import encode_all
@@ -27,7 +28,6 @@ from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.errors import ModelError, WrongJobState
 from vectormill.jobs.certificates import write_certificate_lines
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
-from vectormill.models.random_embedder import SMALL, write_random_embedder
 from vectormill.models.registry import Registry, make_spec
 from vectormill.settings import ModelEntry, Settings
 from vectormill.vectors.records import pack_records, read_records

@@ -1,23 +1,23 @@
 import json
+import re
+import shlex
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import torch
 
 from tests.commands import run as run_command
+from tests.integration.cli.test_models_command import LAYOUTS
 from vectormill import corpus
-from vectormill.cli import demos
 from vectormill.cli.demo import DemoTask
-from vectormill.cli.demos import DEMOS
+from vectormill.cli.demos import DEMOS, choose_model, demonstrate_outputs
 from vectormill.corpus import Docstring
 from vectormill.domain.errors import InvalidOption, UnknownModel
 from vectormill.domain.task import EMBED
-from vectormill.models.registry import DEFAULT_MODEL
+from vectormill.models.suggestions import SUGGESTIONS
 from vectormill.settings import ModelEntry, Settings
-from worker.tasks.extract.model.network import load_network
 
 STRUCTBERT = Path(__file__).parents[2] / "data" / "structbert"
 TEXTS = [
@@ -97,7 +97,6 @@ def test_the_demo_ends_with_figures_reasons_and_three_searches(
 ) -> None:
     assert run("--api-url", "http://x") == 0
     shown = capsys.readouterr()
-    assert "The model is all-MiniLM-L6-v2, the one of jobs that name no other." in shown.err
     assert shown.err.splitlines()[-1].startswith("Next: `vectormill submit FILE ")
     lines = read_lines(shown.out)
     assert "items 3" in lines
@@ -144,7 +143,7 @@ def test_the_demo_of_pairs_shows_what_their_scores_tell_apart(
     assert run("--task", "score", "--api-url", "http://x") == 0
     shown = capsys.readouterr()
     lines = read_lines(shown.out)
-    assert "The model is all-MiniLM-L6-v2, the one of jobs that name no other." in shown.err.splitlines()
+    assert "A score is the cosine of two vectors of all-MiniLM-L6-v2." in shown.err
     keys = ["json.loads/own", "json.loads/other", "os.fork/own", "os.fork/other"]
     assert [item["key"] for item in stub.items] == keys
     other = "The child gets 0, and the parent the child's number."
@@ -160,17 +159,48 @@ def test_the_demo_of_records_marks_what_was_found_in_the_texts(
     assert run("--task", "extract", "--api-url", "http://x", "--items", "3") == 0
     lines = read_lines(capsys.readouterr().out)
     assert "a 3" in lines
-    assert "text-1 [居里](a)夫人1867年出生于华沙,1903年与丈夫一起获得诺贝尔物理学奖。" in lines
-    assert "人物" in json.loads(stub.asked["extract_schema"])
+    assert "text-2 [La](a)rry Page and Sergey Brin founded Google in California in 1998." in lines
+    assert "person" in json.loads(stub.asked["extract_schema"])
 
 
-def test_weights_that_mean_nothing_are_said_to_and_can_be_loaded(tmp_path: Path) -> None:
-    demo, settings = DEMOS["extract"], Settings()
-    chosen = demos.choose_weights(demo, None, settings, tmp_path)
-    assert "random, and the records are meaningless" in chosen.told
-    assert chosen.path is not None
-    assert load_network(chosen.path, torch.float32, torch.device("cpu")).ffnq.weight.abs().max() > 0
-    assert demos.register(settings, chosen)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--task", "extract"),
+        ("--outputs", "sparse"),
+        ("--outputs", "dense, multi_vector"),
+        ("--outputs", "dense,sparse,multi_vector"),
+    ],
+    ids=" ".join,
+)
+def test_what_the_packaged_model_lacks_is_refused_at_once_with_the_commands_that_lead_to_the_demo(
+    arguments: tuple[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[Path] = []
+    monkeypatch.setattr("vectormill.cli.stack.make_data_dir", begun.append)
+    assert run(*arguments, "--data-dir", str(tmp_path / "data")) == 2
+    *_, add, again = re.findall("`([^`]+)`", capsys.readouterr().err)
+    row = next(row for row in SUGGESTIONS if row.command == add)
+    assert shlex.split(again) == ["vectormill", "demo", *arguments, "--model", row.name]
+    LAYOUTS[row.hub_name](tmp_path / row.name)
+    demo = DEMOS["extract"] if "--task" in arguments else demonstrate_outputs(arguments[1])
+    assert choose_model(demo, str(tmp_path / row.name), Settings())[0] == row.name
+    assert begun == []
+
+
+def test_a_demo_of_what_no_model_computes_names_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--outputs", "sparse,both") == 2
+    assert capsys.readouterr().err.rstrip().endswith("separated by commas; got 'sparse,both'.")
+
+
+def test_dense_vectors_alone_are_the_demo_of_vectors_whatever_else_the_model_computes(tmp_path: Path) -> None:
+    assert demonstrate_outputs(" dense") is DEMOS[EMBED]
+    colbert = LAYOUTS["colbert-ir/colbertv2.0"](tmp_path)
+    with pytest.raises(InvalidOption, match="outputs must be some of multi_vector"):
+        choose_model(DEMOS[EMBED], str(colbert), Settings())
 
 
 def test_the_flag_of_the_demo_names_the_tasks_that_have_one() -> None:
@@ -191,24 +221,31 @@ def test_a_service_that_runs_is_given_no_directory(
 
 
 def test_a_directory_of_weights_is_registered_for_the_processes_of_the_demo(tmp_path: Path) -> None:
-    demo, settings = DEMOS["score"], Settings(models={"mini": ModelEntry(path="somewhere")})
-    model = STRUCTBERT / "model"
-    chosen = demos.choose_weights(demo, str(model), settings, tmp_path)
-    assert (chosen.model, chosen.path) == ("model", model)
-    assert str(model) in chosen.told
-    models = json.loads(demos.register(settings, chosen)["VECTORMILL_MODELS"])
+    model, settings = (
+        STRUCTBERT / "model",
+        Settings(models={"mini": ModelEntry("somewhere")}, data_dir=tmp_path),
+    )
+    name, variables = choose_model(DEMOS["score"], str(model), settings)
+    assert name == "model"
+    models = json.loads(variables["VECTORMILL_MODELS"])
     assert models == {"mini": {"path": "somewhere"}, "model": {"path": str(model)}}
 
 
-def test_without_a_model_pairs_are_scored_by_real_weights_that_are_at_hand(tmp_path: Path) -> None:
-    chosen = demos.choose_weights(DEMOS["score"], None, Settings(), tmp_path)
-    assert (chosen.model, chosen.path) == (DEFAULT_MODEL, None)
-    assert all(word in chosen.told for word in (DEFAULT_MODEL, "cosine", "--model"))
-    assert demos.register(Settings(), chosen) == {}
+def test_the_processes_of_the_demo_know_a_model_that_models_add_has_registered(tmp_path: Path) -> None:
+    added = {"mine": {"path": str(STRUCTBERT / "model"), "max_tokens": 32}}
+    (tmp_path / "models.json").write_text(json.dumps(added))
+    name, variables = choose_model(DEMOS["score"], "mine", Settings(data_dir=tmp_path))
+    assert name == "mine"
+    assert json.loads(variables["VECTORMILL_MODELS"]) == added
+
+
+@pytest.mark.parametrize("task", [EMBED, "score"])
+def test_without_a_model_the_packaged_one_is_used(task: str) -> None:
+    assert choose_model(DEMOS[task], None, Settings()) == (None, {})
 
 
 def test_a_model_of_another_task_is_refused_before_anything_is_started(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="supports the task score"):
-        demos.choose_weights(DEMOS[EMBED], str(STRUCTBERT / "model"), Settings(), tmp_path)
+        choose_model(DEMOS[EMBED], str(STRUCTBERT / "model"), Settings())
     with pytest.raises(UnknownModel):
-        demos.choose_weights(DEMOS[EMBED], str(tmp_path / "nothing"), Settings(), tmp_path)
+        choose_model(DEMOS[EMBED], str(tmp_path / "nothing"), Settings())

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from benchmarks.random_embedder import SMALL, write_random_embedder
 from tests.models import packaged_model
 from tests.unit.deployment.test_refused_models import config_of
 from tests.unit.deployment.test_registry import card_of, modules, write_model
 from vectormill.domain.errors import InvalidOption, ModelError
 from vectormill.models.model_card import DenseLayer, SparseHead, TokenHead
-from vectormill.models.random_embedder import SMALL, write_random_embedder
 from vectormill.models.registry import EncodingOptions, make_spec
 
 VOCABULARY = {"[PAD]": 0, "[unused0]": 1, "[unused1]": 2, "[MASK]": 3, "!": 4, "[Q] ": 5}

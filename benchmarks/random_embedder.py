@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from vectormill.models.random_extractor import Shapes, copy_tokenizer, list_blocks, list_layers, write_weights
+from benchmarks.random_extractor import Shapes, copy_tokenizer, list_blocks, list_layers, write_weights
 from vectormill.models.weights import COLBERT_LINEAR, SPARSE_LINEAR
 
 

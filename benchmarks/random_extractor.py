@@ -1,4 +1,4 @@
-"""Write a RexUniNLU model with random weights in the published layout, for demonstrations.
+"""Write a RexUniNLU model with random weights in the published layout, for benchmarks and tests.
 
 Its records are meaningless. The cost of a forward pass does not depend on the weights, but the number of
 records does: random logits are above 0 as often as below, and a model that accepts half of all spans would
