@@ -19,8 +19,8 @@ from api.watch import Watch
 from vectormill.collections.collection import COLLECTION_NAME
 from vectormill.db.short_ids import find_by_prefix
 from vectormill.domain.errors import CollectionNotFound, JobNotFound, NotFound
-from vectormill.jobs.bodies import JobBody
 from vectormill.jobs.jobs import LIST_JOBS_BY_ID
+from vectormill.jobs.operations import JobBody
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 

@@ -33,7 +33,6 @@ from api.streams.result_streams import ResultResponse
 from vectormill.domain.task import RECORD, REPRESENTATIONS, RESULT_ROUTES, SCORE, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS, OutputName, RowsName
 from vectormill.jobs.backlog import Waiting, count_open_jobs, list_waiting
-from vectormill.jobs.bodies import ResultQuery, VectorQuery
 from vectormill.jobs.bottleneck import WAIT
 from vectormill.jobs.job import (
     COMPLETED_WITH_ERRORS,
@@ -48,6 +47,7 @@ from vectormill.jobs.job import (
     Job,
 )
 from vectormill.jobs.jobs import ItemError, find_job, list_item_errors, list_jobs
+from vectormill.jobs.operations import ResultQuery, VectorQuery
 from vectormill.jobs.waiting import explain_waits
 from vectormill.workers.workers import REDIS_AWAY, REDIS_FULL, SCHEDULER, count_workers, list_signs_of_life
 

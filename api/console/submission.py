@@ -22,8 +22,8 @@ from vectormill.domain.errors import DiskFull, InvalidItem, InvalidSubmission
 from vectormill.domain.task import JUDGE
 from vectormill.files.formats import PACKED, describe_inputs
 from vectormill.files.ndjson import encode_parts
-from vectormill.jobs.bodies import JobBody, SubmissionQuery
 from vectormill.jobs.job import FILE
+from vectormill.jobs.operations import JobBody, SubmissionQuery
 from vectormill.rows.columns import Columns
 from vectormill.rows.inputs import FORMAT_OF_SUFFIX, RowReading, TextTree, find_format, read_texts
 

@@ -16,8 +16,8 @@ from api.dependencies import Resources
 from api.door.media_types import FORM_TYPE, unsupported_media_type
 from api.intake.submissions import make_inflater, read_blocks
 from api.problems import Limit, Place, Problem
-from vectormill.batches.bodies import LEAST_LIFETIME_SECONDS, MOST_LIFETIME_SECONDS
 from vectormill.batches.files import FileWriter
+from vectormill.batches.operations import LEAST_LIFETIME_SECONDS, MOST_LIFETIME_SECONDS
 from vectormill.batches.request_batch import BATCH, RequestFile
 from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import SubmissionTooLarge

@@ -16,8 +16,8 @@ from api.problems import Place, Problem
 from vectormill.domain.encoding import LATE
 from vectormill.domain.errors import InvalidItem
 from vectormill.domain.task import JUDGE
-from vectormill.jobs.bodies import ItemBody, JobRequest
 from vectormill.jobs.item import Item, Items
+from vectormill.jobs.operations import ItemBody, JobRequest
 from vectormill.rows import values
 from vectormill.rows.values import are_sound_keys, encode_texts, find_key_fault, join_pairs
 

@@ -41,9 +41,17 @@ from vectormill.collections.index_plan import is_storable
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import DiskFull, InvalidItem, InvalidOption, SubmissionTooLarge
 from vectormill.files.roots import Roots
-from vectormill.jobs.bodies import ItemBody, JobBody, JobRequest, OptionsBody, SubmissionQuery, describe_job
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job, NewJob
+from vectormill.jobs.operations import (
+    ItemBody,
+    JobBody,
+    JobRequest,
+    OptionsBody,
+    QuoteBody,
+    SubmissionQuery,
+    describe_job,
+)
 from vectormill.jobs.submission import Alongside, JobWriter
 from vectormill.jobs.waiting import make_job_body, refuse_unserved
 from vectormill.keys.api_key import ADMIN, SOURCES
@@ -53,7 +61,6 @@ from vectormill.objects.bodies import InputBody
 from vectormill.objects.iceberg import SCHEME, check_table_url
 from vectormill.objects.store import normalize, refuse_outside
 from vectormill.objects.submission import add_objects, find_inputs, refuse_unfit_columns
-from vectormill.quotes.bodies import QuoteBody
 from vectormill.quotes.objects import WHOLE_BYTES, sample_objects, sample_whole
 from vectormill.quotes.trial import JobTrial
 from vectormill.settings import Settings

@@ -16,7 +16,8 @@ from api.streams.vector_streams import PieceResponse, start_reading
 from vectormill.batches import operations
 from vectormill.batches.answers import read_content
 from vectormill.batches.batches import cancel_batch, create_batch, find_batch, list_batches
-from vectormill.batches.bodies import (
+from vectormill.batches.files import discard_file, find_file, list_files
+from vectormill.batches.operations import (
     BatchBody,
     BatchPage,
     BatchQuery,
@@ -29,7 +30,6 @@ from vectormill.batches.bodies import (
     describe_file,
     make_page,
 )
-from vectormill.batches.files import discard_file, find_file, list_files
 from vectormill.batches.request_batch import (
     NewRequestBatch,
     name_file,

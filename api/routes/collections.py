@@ -18,7 +18,28 @@ from api.streams.result_columns import PARTS
 from api.streams.row_streams import ROW_FORMATS
 from api.streams.vector_streams import PieceResponse, start_reading
 from vectormill.collections import operations
-from vectormill.collections.bodies import (
+from vectormill.collections.codebooks import check_codes
+from vectormill.collections.collection import (
+    HNSW,
+    CollectionOptions,
+    Generation,
+    check_collection_name,
+    find_kind,
+    require_vectors,
+)
+from vectormill.collections.collections import change_collection, create_collection, find_generation
+from vectormill.collections.descriptions import (
+    CollectionDescription,
+    CollectionRow,
+    describe_collection,
+    list_collection_rows,
+)
+from vectormill.collections.exports import Inclusion, find_exported, read_pages
+from vectormill.collections.generation_tables import table_name
+from vectormill.collections.generations import find_generation_by_id
+from vectormill.collections.index_plan import IndexSettings
+from vectormill.collections.indexes import find_indexes, find_progress, find_wishes, plan_for, set_wishes
+from vectormill.collections.operations import (
     BuildProgressBody,
     CollectionBody,
     CollectionChange,
@@ -43,27 +64,6 @@ from vectormill.collections.bodies import (
     StalenessBody,
     tell_generation,
 )
-from vectormill.collections.codebooks import check_codes
-from vectormill.collections.collection import (
-    HNSW,
-    CollectionOptions,
-    Generation,
-    check_collection_name,
-    find_kind,
-    require_vectors,
-)
-from vectormill.collections.collections import change_collection, create_collection, find_generation
-from vectormill.collections.descriptions import (
-    CollectionDescription,
-    CollectionRow,
-    describe_collection,
-    list_collection_rows,
-)
-from vectormill.collections.exports import Inclusion, find_exported, read_pages
-from vectormill.collections.generation_tables import table_name
-from vectormill.collections.generations import find_generation_by_id
-from vectormill.collections.index_plan import IndexSettings
-from vectormill.collections.indexes import find_indexes, find_progress, find_wishes, plan_for, set_wishes
 from vectormill.collections.removals import remove_collection, stop_work
 from vectormill.collections.swaps import count_newer_rows, discard_generation, roll_back
 from vectormill.db.locks import act_in_short_locks
@@ -71,7 +71,7 @@ from vectormill.domain.credentials import hide_in_options
 from vectormill.domain.errors import CollectionInUse, GenerationNotFound, WrongKind
 from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.operation import describe
-from vectormill.runs.bodies import RunBody, describe_run
+from vectormill.runs.operations import RunBody, describe_run
 from vectormill.runs.run import INDEX
 from vectormill.runs.runs import create_run
 

@@ -6,9 +6,9 @@ from api.dependencies import JobId, ResourcesDependency
 from api.event_stream import EventStream
 from api.serving import serve, write_answer
 from vectormill.jobs import operations
-from vectormill.jobs.bodies import JobBody
 from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.jobs.jobs import find_job
+from vectormill.jobs.operations import JobBody
 from vectormill.jobs.waiting import make_job_body
 
 router = APIRouter(tags=["jobs"])

@@ -16,7 +16,7 @@ from api.problems import RETRY_AFTER_SECONDS
 from api.serving import respond, serve
 from vectormill.schedules.schedules import count_schedules
 from vectormill.workers import operations
-from vectormill.workers.bodies import Liveness, Readiness, Root, ScheduleHealth
+from vectormill.workers.operations import Liveness, Readiness, Root, ScheduleHealth
 from vectormill.workers.workers import (
     INDEXER,
     SCHEDULER,

@@ -19,7 +19,9 @@ from api.problems import Limit, Place, Problem
 from api.serving import respond, serve
 from api.streams.result_columns import describe_first
 from vectormill.collections import operations
-from vectormill.collections.bodies import (
+from vectormill.collections.collections import find_generation
+from vectormill.collections.items import KeptItem, PutEnd, delete_items, find_item
+from vectormill.collections.operations import (
     MAX_WAIT_SECONDS,
     DeleteAnswer,
     DeleteRequest,
@@ -31,12 +33,10 @@ from vectormill.collections.bodies import (
     PutRequest,
     find_passage,
 )
-from vectormill.collections.collections import find_generation
-from vectormill.collections.items import KeptItem, PutEnd, delete_items, find_item
 from vectormill.domain.errors import Conflict, InvalidItem, SubmissionTooLarge
-from vectormill.jobs.bodies import ItemBody
 from vectormill.jobs.item import Item, ItemFailure, find_side_failure
 from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, FAILED
+from vectormill.jobs.operations import ItemBody
 from vectormill.moments import format_moment
 
 router = APIRouter(tags=["items"])

@@ -14,19 +14,6 @@ from api.problems import Place, Problem
 from api.serving import respond, serve
 from vectormill.batches.batches import refuse_job_of_batch
 from vectormill.jobs import operations
-from vectormill.jobs.bodies import (
-    ItemErrorBody,
-    ItemErrorPage,
-    ItemQuery,
-    JobBody,
-    JobPage,
-    JobQuery,
-    SubmissionQuery,
-    SuspectChunkBody,
-    SuspectChunkPage,
-    TruncatedItemBody,
-    TruncatedItemPage,
-)
 from vectormill.jobs.deletion import discard_job
 from vectormill.jobs.job import JOB_STATES, Job
 from vectormill.jobs.jobs import (
@@ -39,6 +26,19 @@ from vectormill.jobs.jobs import (
     retry_job,
 )
 from vectormill.jobs.mending import list_suspect_chunks
+from vectormill.jobs.operations import (
+    ItemErrorBody,
+    ItemErrorPage,
+    ItemQuery,
+    JobBody,
+    JobPage,
+    JobQuery,
+    SubmissionQuery,
+    SuspectChunkBody,
+    SuspectChunkPage,
+    TruncatedItemBody,
+    TruncatedItemPage,
+)
 from vectormill.jobs.truncations import list_truncated_items
 from vectormill.jobs.twins import JobChange, change_twins
 from vectormill.jobs.waiting import make_job_bodies, make_job_body

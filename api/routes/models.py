@@ -14,7 +14,7 @@ from vectormill.models.model_card import ModelCard
 from vectormill.models.specs import find_own_task
 from vectormill.operation import describe
 from vectormill.workers import operations as worker_operations
-from vectormill.workers.bodies import WorkerBody, WorkerList
+from vectormill.workers.operations import WorkerBody, WorkerList
 from vectormill.workers.workers import count_workers, list_workers
 
 router = APIRouter(tags=["models"])

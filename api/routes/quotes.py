@@ -10,8 +10,9 @@ from api.routes.sources import make_source
 from api.serving import serve
 from vectormill.domain.errors import SourceFailed
 from vectormill.jobs.job import NewJob
+from vectormill.jobs.operations import QuoteBody
 from vectormill.quotes import operations
-from vectormill.quotes.bodies import QuoteBody, QuoteRequest
+from vectormill.quotes.operations import QuoteRequest
 from vectormill.quotes.quote import make_quote
 from vectormill.quotes.sources import sample_source
 from vectormill.sources.reader import SourcePlace

@@ -11,11 +11,11 @@ from api.streams.vector_streams import PieceResponse, start_reading
 from vectormill.domain.errors import InvalidOption, WrongJobState
 from vectormill.domain.task import RECORD, REPRESENTATIONS, RESULT_ROUTES, SCORE, VECTOR
 from vectormill.jobs import operations
-from vectormill.jobs.bodies import ResultQuery, VectorQuery
 from vectormill.jobs.certificates import write_certificate_lines
 from vectormill.jobs.export import read_results
 from vectormill.jobs.job import UPLOADING, Job
 from vectormill.jobs.jobs import find_job
+from vectormill.jobs.operations import ResultQuery, VectorQuery
 
 router = APIRouter(tags=["results"])
 

@@ -19,11 +19,11 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, JobNotFound, RunNotFound
 from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.jobs import find_job
+from vectormill.jobs.operations import QuoteBody
 from vectormill.models.registry import respecify
 from vectormill.operation import PageQuery
-from vectormill.quotes.bodies import QuoteBody
 from vectormill.runs import operations
-from vectormill.runs.bodies import RunBody, RunPage, RunRequest, describe_run
+from vectormill.runs.operations import RunBody, RunPage, RunRequest, describe_run
 from vectormill.runs.run import ENCODING, REINDEX, Run
 from vectormill.runs.runs import (
     LIST_RUNS_BY_ID,

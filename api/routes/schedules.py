@@ -15,7 +15,7 @@ from vectormill.domain.errors import ScheduleNotFound
 from vectormill.operation import PageQuery
 from vectormill.runs.runs import find_run, position_of
 from vectormill.schedules import operations
-from vectormill.schedules.bodies import (
+from vectormill.schedules.operations import (
     ScheduleBody,
     ScheduleChange,
     ScheduledRunBody,

@@ -23,7 +23,9 @@ from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.files.roots import Roots
 from vectormill.settings import Settings
 from vectormill.sources import operations
-from vectormill.sources.bodies import (
+from vectormill.sources.following import find_following, follow_table, unfollow_table
+from vectormill.sources.opening import SourceReport, check_source
+from vectormill.sources.operations import (
     FollowingBody,
     FollowRequest,
     PushBody,
@@ -36,8 +38,6 @@ from vectormill.sources.bodies import (
     describe_following,
     describe_source,
 )
-from vectormill.sources.following import find_following, follow_table, unfollow_table
-from vectormill.sources.opening import SourceReport, check_source
 from vectormill.sources.pushes import PushWriter
 from vectormill.sources.reader import SourcePlace
 from vectormill.sources.source import (

@@ -15,7 +15,14 @@ from vectormill.db.idempotency import make_once
 from vectormill.domain.errors import DeliveryNotFound, InvalidOption, WebhookNotFound
 from vectormill.operation import PageQuery, describe
 from vectormill.webhooks import operations
-from vectormill.webhooks.bodies import (
+from vectormill.webhooks.deliveries import (
+    find_delivery,
+    list_deliveries,
+    post_test,
+    replay_delivery,
+    replay_failed,
+)
+from vectormill.webhooks.operations import (
     DeliveryBody,
     DeliveryPage,
     DeliveryQuery,
@@ -28,13 +35,6 @@ from vectormill.webhooks.bodies import (
     WebhookPage,
     WebhookRequest,
     describe_delivery,
-)
-from vectormill.webhooks.deliveries import (
-    find_delivery,
-    list_deliveries,
-    post_test,
-    replay_delivery,
-    replay_failed,
 )
 from vectormill.webhooks.targets import check_url
 from vectormill.webhooks.webhook import check_events, make_secret

@@ -29,8 +29,8 @@ from benchmarks.texts import ExactTexts
 from vectormill.cli.stack import workplace
 from vectormill.client import Client
 from vectormill.files.ndjson import ItemJson
-from vectormill.jobs.bodies import JobBody
 from vectormill.jobs.bottleneck import STAGES
+from vectormill.jobs.operations import JobBody
 from vectormill.models.model_card import ModelCard
 from vectormill.settings import process_environment
 

@@ -21,7 +21,7 @@ from benchmarks.texts import ExactTexts
 from vectormill.cli.objects_demo import wait_until_closed
 from vectormill.cli.stack import workplace
 from vectormill.client import Client
-from vectormill.jobs.bodies import JobBody
+from vectormill.jobs.operations import JobBody
 
 NUM_TEXTS: Final = 100_000
 NUM_TOKENS: Final = 16

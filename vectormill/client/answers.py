@@ -9,7 +9,7 @@ import msgspec
 
 from vectormill.batches.endpoints import EmbeddingsAnswer
 from vectormill.domain.errors import InvalidOption
-from vectormill.jobs.bodies import JobBody
+from vectormill.jobs.operations import JobBody
 from vectormill.search.bodies import MatchBody, SearchAnswer
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from sqlalchemy import Connection, TextClause, text
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ModelNotServed
-from vectormill.jobs.bodies import JobBody, describe_job
 from vectormill.jobs.job import (
     DISPATCHED_JOB_STATES,
     INTERACTIVE_PRIORITY,
@@ -23,6 +22,7 @@ from vectormill.jobs.job import (
     STEERABLE_JOB_STATES,
     Job,
 )
+from vectormill.jobs.operations import JobBody, describe_job
 from vectormill.workers.workers import (
     ALIVE_SECONDS,
     INDEXER,

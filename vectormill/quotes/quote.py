@@ -15,9 +15,9 @@ from vectormill.domain.errors import EmptyJob
 from vectormill.domain.task import DENSE, SCORE, VECTOR
 from vectormill.jobs.bottleneck import DEVICE, HELD, RUN
 from vectormill.jobs.job import DISPATCHED_JOB_STATES, NewJob
+from vectormill.jobs.operations import QuoteBody
 from vectormill.models.model_card import ModelCard
 from vectormill.moments import format_moment
-from vectormill.quotes.bodies import QuoteBody
 from vectormill.quotes.figure import DEVIATIONS, Figure
 from vectormill.quotes.sample import TextSample
 from vectormill.quotes.sizes import Workload, estimate_sizes

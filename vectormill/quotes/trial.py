@@ -12,9 +12,9 @@ from vectormill.jobs.chunk import LARGEST_CHUNK_TOKENS
 from vectormill.jobs.item import Items
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.key_ledger import KeyLedger
+from vectormill.jobs.operations import QuoteBody
 from vectormill.models.registry import Registry
 from vectormill.objects.reference import ItemReference
-from vectormill.quotes.bodies import QuoteBody
 from vectormill.quotes.quote import make_quote
 from vectormill.quotes.sample import TextSample
 from vectormill.settings import Settings

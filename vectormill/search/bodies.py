@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
 import msgspec
 from msgspec import Meta
 
-from vectormill.collections.bodies import PassageBody, find_passage
+from vectormill.collections.operations import PassageBody, find_passage
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.jobs.item import PASSAGE

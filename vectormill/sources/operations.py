@@ -1,24 +1,163 @@
-"""Operations on sources, pushes and followed tables.
+"""Operations on sources, pushes and followed tables, with the bodies that API and client exchange.
 
 A source makes the server read the files and databases that it can reach, and following a table creates
 triggers on a user's table. Both therefore need a key of the scope sources.
 """
 
-from typing import Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict
 
-from vectormill.jobs.bodies import LINES_EXAMPLE, ItemBody
+import msgspec
+from msgspec import Meta, Struct
+
+from vectormill.domain.credentials import hide_in_options
+from vectormill.jobs.operations import LINES_EXAMPLE, ItemBody
 from vectormill.keys.api_key import READ, SOURCES, WRITE
-from vectormill.operation import NO_CONTENT, Nothing, Operation
-from vectormill.sources.bodies import (
-    FollowingBody,
-    FollowRequest,
-    PushBody,
-    PushQuery,
-    SourceBody,
-    SourceCheckBody,
-    SourceQuery,
-    SourceRequest,
-)
+from vectormill.moments import Moment
+from vectormill.operation import NO_CONTENT, Identifier, Nothing, Operation, describe, one_of
+from vectormill.sources.source import SOURCE_KINDS, SavedSource
+
+if TYPE_CHECKING:
+    from vectormill.sources.following import Following
+    from vectormill.sources.opening import SourceReport
+
+Kind = Annotated[str, one_of(SOURCE_KINDS)]
+
+
+class SourceRequest(Struct, forbid_unknown_fields=True):
+    """The JSON body that sets or checks a source."""
+
+    kind: Kind
+    options: Annotated[
+        dict[str, Any],
+        Meta(
+            description="Options of its kind. sql: query, key, text, text_pair, "
+            "metadata or metadata_json, pages, changed, full_every_hours, url_env or url_file; files: files, key, "
+            "text, text_pair, metadata or metadata_json, format; tree: folder, include, exclude."
+        ),
+    ] = msgspec.field(default_factory=dict)
+    split: Annotated[
+        dict[str, Any],
+        Meta(
+            description="How documents become passages: by (none, paragraphs or tokens), min_chars, max_chars, tokens, "
+            "overlap, markdown."
+        ),
+    ] = msgspec.field(default_factory=dict)
+
+
+class SourceQuery(Struct, forbid_unknown_fields=True):
+    """Options for saving a source."""
+
+    check: Annotated[bool, Meta(description="Read the first rows of the source before saving it.")] = True
+
+
+class PushQuery(Struct, forbid_unknown_fields=True):
+    """Options of a push."""
+
+    complete: Annotated[
+        bool, Meta(description="The push contains all rows; rows that are missing from it are deleted.")
+    ] = False
+
+
+class SourceRowBody(TypedDict):
+    key: str
+    text: Annotated[str, Meta(description="Its first 200 characters.")]
+    text_pair: Annotated[str | None, Meta(description="Likewise, if rows are pairs.")]
+    metadata: dict[str, Any] | None
+
+
+class SourceCheckBody(TypedDict):
+    """Findings from reading the first rows of a source."""
+
+    num_sampled: Annotated[int, Meta(description="The number of rows that were read; their keys are unique.")]
+    is_whole: Annotated[bool, Meta(description="True if these are all rows.")]
+    num_rows: Annotated[
+        int | None, Meta(description="The approximate number of rows; null if no cheap estimate exists.")
+    ]
+    rows: Annotated[list[SourceRowBody], Meta(description="The first three.")]
+    complaints: Annotated[
+        dict[str, Any], Meta(description="Problems with single rows of the sample, with examples.")
+    ]
+
+
+class SourceBody(TypedDict):
+    """The source of a collection's texts. Secrets are referenced by name, never shown."""
+
+    collection: str
+    kind: Kind
+    options: dict[str, Any]
+    split: dict[str, Any]
+    created_at: Moment
+    updated_at: Moment
+    check: Annotated[
+        SourceCheckBody | None,
+        Meta(description="Findings of the check before it was saved; null if there was none."),
+    ]
+
+
+class PushBody(TypedDict):
+    """A push that waits for an indexer; GET /v1/runs/{run} shows its progress."""
+
+    run: Identifier
+    collection: str
+    num_items: int
+    is_complete: bool
+
+
+class FollowRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The table and column to follow. By default, those from which the source's query takes its keys."""
+
+    table: Annotated[
+        Annotated[str, Meta(max_length=200)] | None,
+        Meta(description="The table's name as in SQL, with its schema."),
+    ] = None
+    key_column: Annotated[
+        Annotated[str, Meta(max_length=63)] | None,
+        Meta(description="The column with the keys of the items, or of the documents."),
+    ] = None
+
+
+class FollowingBody(TypedDict):
+    """The table that a collection follows, and how far behind it is."""
+
+    collection: str
+    table: Annotated[str | None, Meta(description="Null if it follows none.")]
+    key_column: str | None
+    waiting_changes: Annotated[
+        int, Meta(description="Changes that are not yet submitted; at most 1,000 are counted.")
+    ]
+    lag_seconds: Annotated[
+        float, Meta(description="Seconds since the oldest of these changes; 0 if there are none.")
+    ]
+
+
+def describe_check(report: "SourceReport") -> SourceCheckBody:
+    """Return the response body of a source's check."""
+    return describe(SourceCheckBody, report, rows=[describe(SourceRowBody, row) for row in report.rows])
+
+
+def describe_source(saved: SavedSource, report: "SourceReport | None" = None) -> SourceBody:
+    """Return the response body of a source, with the findings of a check that was made before saving it."""
+    return describe(
+        SourceBody,
+        saved,
+        kind=saved.source.kind,
+        options=hide_in_options(saved.source.options),
+        split=dict(saved.source.split),
+        check=None if report is None else describe_check(report),
+    )
+
+
+def describe_following(collection: str, following: "Following") -> FollowingBody:
+    """Return the response body of the table that a collection follows."""
+    table = following.table
+    return FollowingBody(
+        collection=collection,
+        table=None if table is None else str(table),
+        key_column=None if table is None else table.key_column,
+        waiting_changes=following.num_waiting,
+        lag_seconds=following.oldest_seconds,
+    )
+
 
 ONE: Final = "/v1/collections/{name}/source"
 

@@ -22,7 +22,7 @@ from vectormill.db.idempotency import make_once
 from vectormill.keys import keyring
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
-from vectormill.runs.bodies import RunRequest
+from vectormill.runs.operations import RunRequest
 
 NEVER = 10**9
 NUM_POSTS = 12

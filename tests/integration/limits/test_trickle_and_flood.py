@@ -22,7 +22,7 @@ from vectormill.keys import keyring
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
 from vectormill.models.registry import DEFAULT_MODEL
-from vectormill.workers.bodies import Readiness
+from vectormill.workers.operations import Readiness
 
 LOGIN = b"POST /console/login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 16000\r\n"
 FORM = LOGIN + b"Content-Type: application/x-www-form-urlencoded\r\n\r\nkey="

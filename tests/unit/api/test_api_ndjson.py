@@ -14,8 +14,8 @@ from api.intake.requests import UnreadableItem, make_item, make_items
 from api.problems import Limit, Problem
 from api.streams.inflater import PIECE_BYTES, Inflater
 from api.streams.ndjson import ItemReader
-from vectormill.jobs.bodies import ItemBody
 from vectormill.jobs.item import Item
+from vectormill.jobs.operations import ItemBody
 from vectormill.rows.decoding import FREE_BYTES
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from vectormill import Client
 from vectormill.batches.endpoints import RerankRequest
 from vectormill.cli import collections, schedules, searches, webhooks
-from vectormill.collections.bodies import CollectionChange, CollectionRequest
-from vectormill.schedules.bodies import ScheduleChange, ScheduleRequest
+from vectormill.collections.operations import CollectionChange, CollectionRequest
+from vectormill.schedules.operations import ScheduleChange, ScheduleRequest
 from vectormill.search.bodies import SearchQuery
-from vectormill.webhooks.bodies import WebhookChange, WebhookRequest
+from vectormill.webhooks.operations import WebhookChange, WebhookRequest
 
 # Of every command and every call, whatever it says.
 OF_ALL = {"self", "client", "api_url", "data_dir", "json"}

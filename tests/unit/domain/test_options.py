@@ -22,7 +22,7 @@ from vectormill.domain.encoding import (
     list_options,
 )
 from vectormill.encoding_options import struct_of
-from vectormill.runs.bodies import RunOptionsBody
+from vectormill.runs.operations import RunOptionsBody
 
 
 @dataclass(frozen=True, slots=True)

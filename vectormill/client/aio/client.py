@@ -8,7 +8,7 @@ from vectormill.client.aio.webhooks import WebhookCalls
 from vectormill.models import operations as models
 from vectormill.models.bodies import ModelBody
 from vectormill.workers import operations as workers
-from vectormill.workers.bodies import Readiness, WorkerBody
+from vectormill.workers.operations import Readiness, WorkerBody
 
 
 class AsyncClient(CollectionCalls, JobCalls, RunCalls, ScheduleCalls, SearchCalls, SourceCalls, WebhookCalls):

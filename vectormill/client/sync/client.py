@@ -9,7 +9,7 @@ from vectormill.client.sync.webhooks import WebhookCalls
 from vectormill.models import operations as models
 from vectormill.models.bodies import ModelBody
 from vectormill.workers import operations as workers
-from vectormill.workers.bodies import Readiness, WorkerBody
+from vectormill.workers.operations import Readiness, WorkerBody
 
 
 class Client(CollectionCalls, JobCalls, RunCalls, ScheduleCalls, SearchCalls, SourceCalls, WebhookCalls):

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Final
 from vectormill.client.requests import fill_path, given, make_key_header
 from vectormill.client.sync.exports import Export, ExportTransport, Results
 from vectormill.collections import operations
-from vectormill.collections.bodies import (
+from vectormill.collections.operations import (
     CollectionBody,
     CollectionDetail,
     DeleteAnswer,
@@ -19,7 +19,7 @@ from vectormill.collections.bodies import (
     RollbackAnswer,
 )
 from vectormill.runs import operations as run_operations
-from vectormill.runs.bodies import RunBody
+from vectormill.runs.operations import RunBody
 
 # The number of keys in one request: commits to the collection are blocked while the API deletes them.
 BATCH_KEYS: Final = 1000

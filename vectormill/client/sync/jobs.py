@@ -18,20 +18,20 @@ from vectormill.domain.encoding import RequestedArguments, find_result
 from vectormill.domain.task import RECORD, RESULT_ROUTES, SCORE, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.jobs import operations
-from vectormill.jobs.bodies import (
+from vectormill.jobs.job import TERMINAL_JOB_STATES
+from vectormill.jobs.operations import (
     ItemErrorBody,
     JobBody,
+    QuoteBody,
     RecordRow,
     ScoreRow,
     SuspectChunkBody,
     TruncatedItemBody,
     VectorRow,
 )
-from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.moments import format_moment
 from vectormill.problems import ApiError, ApiUnreachable
 from vectormill.quotes import operations as quote_operations
-from vectormill.quotes.bodies import QuoteBody
 from vectormill.rows.columns import Columns
 
 EXPORT_FORMATS: Final = tuple(OUTPUT_FORMATS)

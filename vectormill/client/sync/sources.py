@@ -9,14 +9,14 @@ from vectormill.client.sync import flow
 from vectormill.client.sync.transport import Transport
 from vectormill.domain.encoding import OptionArguments
 from vectormill.files.ndjson import ItemJson
-from vectormill.quotes.bodies import QuoteBody
+from vectormill.jobs.operations import QuoteBody
 from vectormill.runs import operations as run_operations
-from vectormill.runs.bodies import RunBody
+from vectormill.runs.operations import RunBody
 from vectormill.runs.run import HELD, TERMINAL_RUN_STATES
 from vectormill.schedules import operations as schedule_operations
-from vectormill.schedules.bodies import ScheduleBody, ScheduleChange, ScheduledRunBody, ScheduleRequest
+from vectormill.schedules.operations import ScheduleBody, ScheduleChange, ScheduledRunBody, ScheduleRequest
 from vectormill.sources import operations as source_operations
-from vectormill.sources.bodies import FollowingBody, FollowRequest, PushBody, SourceBody, SourceCheckBody
+from vectormill.sources.operations import FollowingBody, FollowRequest, PushBody, SourceBody, SourceCheckBody
 
 
 class SourceCalls(Transport):

@@ -7,7 +7,7 @@ from datetime import datetime
 from vectormill.client.requests import make_key_header
 from vectormill.client.sync.transport import Transport
 from vectormill.webhooks import operations
-from vectormill.webhooks.bodies import (
+from vectormill.webhooks.operations import (
     DeliveryBody,
     NewWebhookBody,
     ReplayRequest,
