@@ -1,68 +1,4 @@
-"""The errors that Vectormill raises on purpose, as a tree.
-
-VectormillError
-├── InvalidSubmission         the client's input is wrong; nothing was stored
-│   ├── InvalidItem           one line or item cannot be read
-│   ├── DuplicateKey          two items of a job share a key
-│   ├── EmptyJob
-│   ├── UnknownModel
-│   ├── InvalidOption
-│   └── SubmissionTooLarge
-├── NotFound
-│   ├── JobNotFound
-│   ├── CollectionNotFound
-│   ├── GenerationNotFound
-│   ├── ItemNotFound
-│   ├── RequestFileNotFound
-│   ├── RequestBatchNotFound
-│   ├── RunNotFound
-│   ├── ScheduleNotFound
-│   ├── SourceNotFound
-│   ├── WebhookNotFound
-│   └── DeliveryNotFound
-├── Conflict                  the request is well formed but conflicts with the current state
-│   ├── IdempotencyMismatch
-│   ├── SubmissionInProgress
-│   ├── UploadRemoved
-│   ├── SpecMismatch
-│   ├── WrongKind
-│   ├── RequestFileInUse      an unfinished request batch reads it
-│   ├── WrongBatchState
-│   ├── WrongJobState
-│   ├── WrongRunState
-│   ├── SwapRefused           the view cannot be pointed at another generation
-│   ├── RowsMissing           a rollback would leave out rows whose texts are not kept
-│   ├── TextsNotKept          a text search of a collection without texts
-│   ├── CodebookMissing       residual codes of multi-vectors whose codebook the database does not have
-│   ├── ModelNotServed        every live worker of the model has failed to load it
-│   ├── CollectionInUse       other work uses it, or objects depend on its view
-│   ├── TooManyCollections
-│   ├── TooManyWebhooks
-│   ├── WebhookDisabled       nothing is sent to it until it is enabled
-│   ├── ObjectChanged         an object of a store is not what it was, or not there
-│   ├── OutputTaken           the folder for a job's results is not empty
-│   └── DiskFull              the disk of temporary files has no room for what was asked
-├── LimitReached              the API is as busy as a setting allows; trying again later helps
-├── BodyTimeout               the client began to send and then stopped
-├── ChunkError                inside a worker; never reaches a client
-│   ├── LeaseLost
-│   └── PayloadGone
-├── RunError                  inside an indexer; clients see it as the reason why a run failed
-│   ├── RunCancelled
-│   ├── CanaryFailed          a new generation is not fit to be searched
-│   └── SourceFailed          the source cannot be read, or not to its end
-│       └── SourceInterrupted  reading it again may help
-├── ModelError                a model cannot be loaded as requested
-│   ├── ModelDoesNotFit
-│   └── UnsupportedModel      its files do not say how to encode with it, or no task supports its kind
-├── Unavailable               a service is unreachable or too slow; trying again later helps
-│   ├── DatabaseUnavailable
-│   ├── LocksHeld             other transactions hold a lock that is needed
-│   ├── QueryLost
-│   ├── EncodingTimeout       no worker encoded a query in time
-│   ├── StorageUnavailable    an object store refuses or does not answer
-│   └── SearchTimeout         a search read more rows than its time allows
-└── ConfigurationError
+"""The errors that Vectormill raises on purpose: a tree of classes, each below the one that it is a kind of.
 
 An error's docstring is its default message. Its `code` is stable, and is the last part of the problem `type` in
 HTTP responses.
@@ -267,6 +203,7 @@ class BodyTimeout(VectormillError):
     """The request body stopped arriving; nothing was stored."""
 
 
+# Errors of this kind stay inside a worker.
 class ChunkError(VectormillError):
     """A worker could not finish a chunk."""
 
@@ -279,6 +216,7 @@ class PayloadGone(ChunkError):
     """The chunk's texts were removed when its job's retention ended; there is nothing to encode."""
 
 
+# Clients see an error of this kind as the reason why a run failed.
 class RunError(VectormillError):
     """The run could not continue."""
 
