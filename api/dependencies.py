@@ -1,8 +1,9 @@
 """Resources that the routes need, created once by the composition root, and dependencies that parse paths."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 from uuid import UUID
 
 import redis
@@ -17,7 +18,6 @@ from api.queries import QueryExchange
 from api.search_pool import LiveGenerations, SearchPool
 from api.watch import Watch
 from vectormill.collections.collection import COLLECTION_NAME
-from vectormill.db.short_ids import find_by_prefix
 from vectormill.domain.errors import CollectionNotFound, JobNotFound, NotFound
 from vectormill.jobs.jobs import LIST_JOBS_BY_ID
 from vectormill.jobs.operations import JobBody
@@ -88,3 +88,30 @@ async def take_job_id(
 
 JobId = Annotated[UUID, Depends(take_job_id)]
 CollectionName = Annotated[str, Depends(take_collection_name)]
+
+
+# Ids are random: of a million records, a given record shares eight digits with another one in 4,300 cases.
+LEAST_DIGITS: Final = 8
+DIGITS: Final = re.compile(r"[0-9a-f]+")
+MOST_NAMED: Final = 5
+
+
+def find_by_prefix(engine: Engine, statement: TextClause, prefix: str, missing: type[NotFound]) -> UUID:
+    """Return the only id that begins with these digits, of those that the statement lists `BETWEEN :least AND :most`.
+
+    Raise `missing` if there is none, if there are several, which the message names, or if the digits are too few.
+    """
+    digits = prefix.lower().replace("-", "")
+    if not DIGITS.fullmatch(digits) or len(digits) >= 32:
+        raise missing
+    if len(digits) < LEAST_DIGITS:
+        raise missing(f"{missing()} Of an id, at least the first {LEAST_DIGITS} digits are needed.")
+    ends = {"least": UUID(digits.ljust(32, "0")), "most": UUID(digits.ljust(32, "f")), "limit": MOST_NAMED}
+    with engine.connect() as connection:
+        found = list(connection.execute(statement, ends).scalars())
+    if len(found) > 1:
+        raise missing(f"Several ids begin with {prefix}: {', '.join(map(str, found))}. Write more digits.")
+    if not found:
+        raise missing
+    id: UUID = found[0]
+    return id

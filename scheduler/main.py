@@ -20,7 +20,6 @@ from scheduler.index_maintainer import IndexMaintainer
 from scheduler.mender import Mender
 from scheduler.pruner import Pruner
 from scheduler.reaper import Reaper
-from scheduler.schedules import fire_due_schedules
 from scheduler.webhooks import WebhookSender
 from vectormill.broker.app import make_app
 from vectormill.broker.doorbell import WakeUpSubscriber
@@ -31,6 +30,7 @@ from vectormill.jobs.backlog import add_up_counts
 from vectormill.jobs.counters import add_up_jobs
 from vectormill.jobs.dispatch import has_heard_of_job, has_open_jobs, listen_for_jobs
 from vectormill.processes.stopping import StopSignals
+from vectormill.schedules.schedules import fire_schedule, list_due_schedules
 from vectormill.settings import Settings
 from vectormill.workers.workers import beat_scheduler
 
@@ -193,3 +193,29 @@ def _beat(engine: Engine, dispatcher: Dispatcher) -> None:
         beat_scheduler(
             connection, is_redis_away=dispatcher.is_redis_away, is_redis_full=dispatcher.is_redis_full
         )
+
+
+def fire_due_schedules(engine: Engine) -> int:
+    """Create a run for each schedule that is due by the database's clock, at most once. Return the number of runs.
+
+    Each has a transaction of its own, so an error does not undo the runs of earlier ones. Raise
+    SQLAlchemyError if Postgres is away; the next round fires the rest.
+    """
+    with engine.connect() as connection:
+        due = list_due_schedules(connection)
+    num_fired = 0
+    for schedule_id in due:
+        with engine.begin() as connection:
+            firing = fire_schedule(connection, schedule_id)
+        if firing is None:
+            continue
+        num_fired += 1
+        logger.info(
+            "Schedule %s, due at %s: run %s is %s. %s",
+            firing.schedule,
+            firing.due_at.isoformat(),
+            firing.run_id,
+            firing.state,
+            firing.reason or "",
+        )
+    return num_fired

@@ -9,12 +9,13 @@ operations.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any, Final, Generic, TypeVar, cast
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar, cast
 from uuid import UUID
 
 import msgspec
 from msgspec import Meta
 
+from vectormill.domain.encoding import EncodingOptions, Option, list_options
 from vectormill.moments import format_moment
 
 Answer = TypeVar("Answer")
@@ -105,3 +106,30 @@ def to_json_value(value: object) -> object:
     if isinstance(value, datetime):
         return format_moment(value)
     return str(value) if isinstance(value, UUID) else value
+
+
+def type_of(option: Option) -> Any:
+    """Return the type of an option: bool, int, str or Literal["truncate", …]."""
+    return Literal[option.help.choices] if option.help.choices else option.kind
+
+
+def struct_of(options: type[EncodingOptions]) -> Any:
+    """Return a msgspec struct with one optional field for each encoding option.
+
+    None, the default, means that the option was not given.
+    """
+    fields = [
+        (
+            option.name,
+            Annotated[
+                type_of(option) | None,
+                msgspec.Meta(
+                    description=option.help.description,
+                    extra_json_schema=None if option.help.least is None else {"minimum": option.help.least},
+                ),
+            ],
+            None,
+        )
+        for option in list_options(options)
+    ]
+    return msgspec.defstruct(options.__name__, fields, forbid_unknown_fields=True, omit_defaults=True)

@@ -1,10 +1,11 @@
-"""The placement of models as a worker with these settings would plan it, without starting anything.
+"""The placement of models as a worker with these settings would plan it, and the rate that it may reach.
 
-The hardware is not queried: its inventory is given.
+Nothing is started, and the hardware is not queried: its inventory is given.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from typing import Final
 
 from vectormill.domain.errors import ConfigurationError
@@ -24,11 +25,45 @@ from worker.encoder.choice import (
 )
 from worker.encoder.encoder import AUTO
 from worker.encoder.switches import PACKED_RANKS, describe_switches, list_wanted
-from worker.placement.feeding import choose_num_workers
 from worker.placement.placement import PRECISIONS, Placement, PlanSettings
+from worker.placement.room import GIB, guess_flops
 from worker.placement.strategies import REPLICATE
 from worker.placement.together import Planned, Tenant, plan_together
 from worker.settings import WorkerSettings
+
+# Tokens per second that a worker with two cores feeds, in texts of 100 tokens: measured with eight of them on
+# an H200 with 16 cores (docs/LOG.md, 2026-11-27). Texts of 16 tokens are fed at half the rate.
+FED_TOKENS_PER_SECOND: Final = 500_000
+CORES_PER_WORKER: Final = 2
+# The memory that a part of a GPU has at least: for the batches of a worker, and for its weights in fp32.
+LEAST_PART_BYTES: Final = 4 * GIB
+BYTES_PER_VALUE: Final = 16
+
+
+def choose_num_workers(device: Device, shape: ModelShape) -> tuple[int, str]:
+    """Return how many workers should feed the device with texts for this model, and the reason.
+
+    A worker claims, tokenizes and commits under one interpreter lock, so more cores do not make it faster beyond
+    the first two, but more workers do. Each has a model of its own on the GPU.
+    """
+    if device.kind != CUDA:
+        return 1, ""
+    rate = guess_flops(device) / shape.flop_per_token
+    num_values = sum(tensor.num_values for tensor in shape.tensors)
+    limits = {
+        f"it may compute some {rate:,.0f} tokens/s": ceil(rate / FED_TOKENS_PER_SECOND),
+        f"it has {device.num_tokenizer_threads} cores of the host": device.num_tokenizer_threads
+        // CORES_PER_WORKER,
+        f"it has {device.memory_bytes // GIB} GiB of memory": device.memory_bytes
+        // (LEAST_PART_BYTES + BYTES_PER_VALUE * num_values),
+    }
+    reason, count = min(limits.items(), key=lambda limit: limit[1])
+    if count <= 1:
+        return 1, ""
+    return count, (
+        f"{count} workers feed {device.name}: one feeds some {FED_TOKENS_PER_SECOND:,} tokens/s, and {reason}."
+    )
+
 
 WHY_CPU: Final = (
     "Static embeddings are added up by the processor, where reading the text takes nearly all of the time."
@@ -156,3 +191,34 @@ def find_shape(card: ModelCard) -> ModelShape:
     from worker.parallel.filling import list_shapes  # imports torch, which takes seconds
 
     return card.find_shape(list_shapes(card))
+
+
+# The share of a device's estimated arithmetic that committed jobs reached: 0.4 with MiniLM on two cores with AVX2 or
+# AMX, 0.85 with the shape of BERT-base on an H200 (docs/SIZING.md). Texts of a few tokens may be below.
+LEAST_SHARE: Final = 0.3
+MOST_SHARE: Final = 1.0
+# Short texts are fed at half the rate; eight workers on one card reached a fifth more than it says.
+LEAST_FED: Final = 0.5
+MOST_FED: Final = 1.25
+
+
+def estimate_rate(
+    card: ModelCard, inventory: Inventory, settings: WorkerSettings
+) -> tuple[float, float, Mapping[str, str]]:
+    """Return the least and the most tokens per second of the planned replicas, and how they are placed.
+
+    What the host's cores can feed limits GPUs. Raises the errors of `plan_worker`.
+    """
+    devices = {device.name: device for device in parse_devices(settings.devices, inventory)}
+    # A GPU that is named has one worker, so replicas are counted by GPUs and not by what feeds them.
+    placement = plan_worker(card, inventory, settings.model_copy(update={"devices": ",".join(devices)}))
+    first = devices[placement.replicas[0].devices[0]]
+    planned = sum(replica.relative_rate for replica in placement.replicas)
+    planned *= guess_flops(first) / find_shape(card).flop_per_token
+    told = {"placement": f"{placement.strategy}, {len(placement.replicas)} × {placement.precision}"}
+    num_cores = len(inventory.physical_cores) if inventory.memory_bytes else 0  # 0: no host was described
+    fed = FED_TOKENS_PER_SECOND * max(1, num_cores // CORES_PER_WORKER)
+    if first.kind != CUDA or not num_cores or fed > planned:
+        return LEAST_SHARE * planned, MOST_SHARE * planned, told
+    told["limited by"] = f"the host, of which {num_cores} cores feed some {fed:,} tokens/s"
+    return min(LEAST_SHARE * planned, LEAST_FED * fed), MOST_FED * fed, told

@@ -1,7 +1,11 @@
-"""Console: templates and assets of all pages, loaded once per API process, and the visitor of a request."""
+"""Console: templates and assets of all pages, loaded once per API process, their streams, and the visitor of a request.
+
+A part of a page that changes is rendered once for all its viewers; htmx replaces the element that follows the stream
+with each message.
+"""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, cast
@@ -10,10 +14,12 @@ from fastapi import Depends, Request, Response
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from api.console import words
 from api.console.history import Histories
-from api.console.live import LOOK_SECONDS, Rendered
+from api.dependencies import Resources
+from api.event_stream import EventStream
 from api.watch import Watch
 from vectormill.collections.collection import find_kind
 from vectormill.collections.sizing import describe_bytes
@@ -160,3 +166,42 @@ async def get_visitor(request: Request) -> Visitor:
 
 ConsoleDependency = Annotated[Console, Depends(get_console)]
 VisitorDependency = Annotated[Visitor, Depends(get_visitor)]
+
+
+LOOK_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A rendered part of a page. `is_last` means that it cannot change any more, so the stream ends."""
+
+    html: str
+    is_last: bool = False
+
+
+class LiveStream(EventStream[Rendered]):
+    """The event stream of one viewer. `render` reads and renders the view."""
+
+    def __init__(
+        self, resources: Resources, views: Watch[str, Rendered], key: str, render: Callable[[], Rendered]
+    ) -> None:
+        self._render = render
+        super().__init__(resources, views, key)
+
+    def read(self) -> Rendered:
+        return self._render()
+
+    def write(self, value: Rendered) -> bytes:
+        return (write_message(value.html) + "event: end\ndata: \n\n" * value.is_last).encode()
+
+    def is_last(self, value: Rendered) -> bool:
+        return value.is_last
+
+    async def may_go_on(self, scope: Scope) -> bool:
+        """A viewer whose key was revoked connects again and is then redirected to the login."""
+        return bool(await scope["state"]["is_still_in"]())
+
+
+def write_message(html: str) -> str:
+    """Return an unnamed event with the text, each line of which becomes a data line."""
+    return "".join(f"data: {line}\n" for line in html.splitlines()) + "\n"

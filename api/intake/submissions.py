@@ -34,8 +34,7 @@ from api.intake.requests import (
 )
 from api.limits.gates import Hold
 from api.problems import Limit, Place, Problem
-from api.streams.inflater import Inflater
-from api.streams.ndjson import ItemReader
+from api.streams.ndjson import Inflater, ItemReader
 from vectormill.collections.collection import check_collection_name
 from vectormill.collections.index_plan import is_storable
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec

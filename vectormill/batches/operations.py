@@ -271,7 +271,7 @@ def make_page(kind: type[Page], found: Sequence[Any], limit: int) -> Page:
 
 
 FILE: Final = "/v1/files/{file_id}"
-BATCH: Final = "/v1/batches/{batch_id}"
+ONE: Final = "/v1/batches/{batch_id}"
 
 UPLOAD: Final = Operation("POST", "/v1/files", WRITE, FileBody, form=FILE_FORM)
 LIST_FILES: Final = Operation("GET", "/v1/files", READ, FilePage, query=FileQuery)
@@ -285,8 +285,8 @@ CREATE: Final = Operation(
     example={"input_file_id": EXAMPLE_FILE, "endpoint": "/v1/embeddings", "completion_window": "24h"},
 )  # fmt: skip
 LIST: Final = Operation("GET", "/v1/batches", READ, BatchPage, query=BatchQuery)
-SHOW: Final = Operation("GET", BATCH, READ, BatchBody)
-CANCEL: Final = Operation("POST", BATCH + "/cancel", WRITE, BatchBody)
+SHOW: Final = Operation("GET", ONE, READ, BatchBody)
+CANCEL: Final = Operation("POST", ONE + "/cancel", WRITE, BatchBody)
 
 # A client does not retry these when no answer came, since the server itself waits for a worker.
 EMBED: Final = Operation(

@@ -232,7 +232,7 @@ def choose_rate(
     from vectormill.quotes.figure import Figure
     from worker.devices.described import describe_inventory, is_description
     from worker.devices.detect import detect_inventory
-    from worker.estimate import estimate_rate
+    from worker.plan import estimate_rate
     from worker.settings import load_worker_settings
 
     if measured is not None:

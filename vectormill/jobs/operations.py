@@ -7,7 +7,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from vectormill.domain.encoding import DEFAULT_MODEL, RequestedOptions
-from vectormill.encoding_options import struct_of
 from vectormill.files.formats import OUTPUT_FORMATS, OutputName, RowsName
 from vectormill.jobs.job import (
     DEFAULT_PRIORITY,
@@ -29,6 +28,7 @@ from vectormill.operation import (
     PageQuery,
     describe,
     one_of,
+    struct_of,
 )
 
 Priority = Annotated[

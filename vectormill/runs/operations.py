@@ -7,12 +7,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from vectormill.domain.encoding import EncodingOptions
-from vectormill.encoding_options import struct_of
 from vectormill.jobs.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY, Job
 from vectormill.jobs.operations import QuoteBody
 from vectormill.keys.api_key import READ, WRITE
 from vectormill.moments import Moment
-from vectormill.operation import Identifier, NextCursor, Operation, PageQuery, describe, one_of
+from vectormill.operation import Identifier, NextCursor, Operation, PageQuery, describe, one_of, struct_of
 from vectormill.runs.run import DEFAULT_MAX_CHANGE_SHARE, REINDEX, RUN_KINDS, RUN_PHASES, RUN_STATES, Run
 
 # Options that are passed to the phases of a run by the same names.

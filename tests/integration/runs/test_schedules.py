@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, text
 
-from scheduler.schedules import fire_due_schedules
+from scheduler.main import fire_due_schedules
 from tests.database import ask, execute
 from tests.protocol import make_items, submit
 from tests.schedules import list_runs, make_collection, make_due, make_schedule

@@ -16,9 +16,9 @@ from sqlalchemy import Engine, event, text
 from indexer.follower import Follower
 from indexer.keepers import keep_next
 from scheduler.index_maintainer import IndexMaintainer
+from scheduler.main import fire_due_schedules
 from scheduler.pruner import Pruner
 from scheduler.reaper import Reaper
-from scheduler.schedules import fire_due_schedules
 from tests.api_server import api_client
 from tests.database import ask
 from tests.full_database import NUM_IN_FLIGHT, NUM_MODELS, fill_database

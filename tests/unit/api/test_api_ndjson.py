@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from api.intake.requests import UnreadableItem, make_item, make_items
 from api.problems import Limit, Problem
-from api.streams.inflater import PIECE_BYTES, Inflater
-from api.streams.ndjson import ItemReader
+from api.streams.ndjson import PIECE_BYTES, Inflater, ItemReader
 from vectormill.jobs.item import Item
 from vectormill.jobs.operations import ItemBody
 from vectormill.rows.decoding import FREE_BYTES

@@ -21,7 +21,7 @@ from vectormill.domain.encoding import (
     RequestedOptions,
     list_options,
 )
-from vectormill.encoding_options import struct_of
+from vectormill.operation import struct_of
 from vectormill.runs.operations import RunOptionsBody
 
 

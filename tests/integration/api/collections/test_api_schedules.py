@@ -7,7 +7,7 @@ import httpx
 import pytest
 from sqlalchemy import Engine, text
 
-from scheduler.schedules import fire_due_schedules
+from scheduler.main import fire_due_schedules
 from tests.api_server import api_client, assert_problem
 from tests.commands import Say, saying
 from tests.database import execute

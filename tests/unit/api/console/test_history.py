@@ -6,9 +6,9 @@ from uuid import uuid4
 
 import pytest
 
+from api.console.console import write_message
 from api.console.history import MAX_JOBS, MAX_SAMPLES, Histories, find_runs
 from api.console.jobs import JobView, list_wishes
-from api.console.live import write_message
 from tests.jobs import JOB, START
 from vectormill.jobs.job import Job
 
