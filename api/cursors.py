@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from api.problems import Place, Problem
+from api.problems import refuse
 from vectormill.operation import CURSOR
 
 T = TypeVar("T")
@@ -31,6 +31,6 @@ def decode_cursor(cursor: str | None) -> int | None:
     if cursor is None:
         return None
     if not re.fullmatch(CURSOR, cursor):
-        detail = "after must be the `next` value of an earlier page, unchanged."
-        raise Problem(422, "invalid-cursor", detail, errors=[Place(detail, parameter="after")])
+        reason = "after must be the `next` value of an earlier page, unchanged."
+        raise refuse(reason, code="invalid-cursor", parameter="after")
     return int(cursor, 16)

@@ -193,6 +193,20 @@ class Problem(Exception):
         return None
 
 
+def refuse(reason: str, *, code: str = "invalid-request", detail: str | None = None, **place: Any) -> Problem:
+    """Return the Problem of a request that is refused for one place in it, which Place describes.
+
+    `detail` is the sentence on the whole request, by default the reason as a sentence.
+    """
+    sentence = f"{reason.removesuffix('.')}." if detail is None else detail
+    return Problem(422, code, sentence, errors=[Place(reason, **place)])
+
+
+def refuse_size(limit: Limit, detail: str) -> Problem:
+    """Return the Problem of a request that exceeds a limit of its own size."""
+    return Problem(413, SubmissionTooLarge.code, detail, limit=limit)
+
+
 def describe_error(error: VectormillError) -> Problem:
     """Return the Problem for a VectormillError; its status is 500 if STATUS_BY_ERROR has none."""
     status = next((status for kind, status in STATUS_BY_ERROR if isinstance(error, kind)), 500)

@@ -23,7 +23,7 @@ from api.dependencies import ResourcesDependency
 from api.door.media_types import FORM_TYPE, JSON_TYPE, require_json
 from api.intake.requests import decode_body, split_path
 from api.intake.submissions import NDJSON_TYPES, read_body
-from api.problems import Place, Problem
+from api.problems import Place, Problem, refuse
 from vectormill.operation import CONFIRMATION, NO_CONTENT, Operation
 
 REFERENCE: Final = "#/components/schemas/{name}"
@@ -214,7 +214,7 @@ def parse_query(given: QueryParams, query: type[Query]) -> Query:
 
 
 def refuse_parameter(name: str, reason: str) -> Problem:
-    return Problem(422, "invalid-request", f"{name}: {reason}.", errors=[Place(reason, parameter=name)])
+    return refuse(reason, detail=f"{name}: {reason}.", parameter=name)
 
 
 def describe_operation(operation: Operation[Any]) -> dict[str, Any]:

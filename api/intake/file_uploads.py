@@ -15,12 +15,11 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from api.dependencies import Resources
 from api.door.media_types import FORM_TYPE, unsupported_media_type
 from api.intake.submissions import make_inflater, read_blocks
-from api.problems import Limit, Place, Problem
+from api.problems import Limit, Problem, refuse, refuse_size
 from vectormill.batches.files import FileWriter
 from vectormill.batches.operations import LEAST_LIFETIME_SECONDS, MOST_LIFETIME_SECONDS
 from vectormill.batches.request_batch import BATCH, RequestFile
 from vectormill.db.parameters import to_jsonb
-from vectormill.domain.errors import SubmissionTooLarge
 from vectormill.settings import Settings
 
 # The boundaries and fields around a file take at most this many bytes of the body.
@@ -88,11 +87,8 @@ async def receive_form(
 
 
 def file_too_large(limit: Limit) -> Problem:
-    return Problem(
-        413,
-        SubmissionTooLarge.code,
-        f"The file has more than {limit.value:,} bytes ({limit.setting}); split it into several.",
-        limit=limit,
+    return refuse_size(
+        limit, f"The file has more than {limit.value:,} bytes ({limit.setting}); split it into several."
     )
 
 
@@ -102,7 +98,7 @@ def read_purpose(fields: dict[str, str]) -> str:
     if purpose == BATCH:
         return BATCH
     said = "is missing" if purpose is None else f"is {purpose[:50]!r}"
-    raise refuse_field("purpose", f"purpose {said}; only files with the purpose {BATCH!r} are accepted")
+    raise refuse(f"purpose {said}; only files with the purpose {BATCH!r} are accepted", pointer="/purpose")
 
 
 def read_lifetime(fields: dict[str, str], default_seconds: float) -> float:
@@ -112,20 +108,16 @@ def read_lifetime(fields: dict[str, str], default_seconds: float) -> float:
     """
     seconds, anchor = fields.get("expires_after[seconds]"), fields.get("expires_after[anchor]", ANCHOR)
     if anchor != ANCHOR:
-        raise refuse_field("expires_after", f"expires_after[anchor] must be {ANCHOR!r}")
+        raise refuse(f"expires_after[anchor] must be {ANCHOR!r}", pointer="/expires_after")
     if seconds is None:
         return default_seconds
     is_number = seconds.isascii() and seconds.isdecimal() and len(seconds) < 12
     if not is_number or not LEAST_LIFETIME_SECONDS <= int(seconds) <= MOST_LIFETIME_SECONDS:
-        raise refuse_field(
-            "expires_after",
+        raise refuse(
             f"expires_after[seconds] must be a whole number from {LEAST_LIFETIME_SECONDS} to {MOST_LIFETIME_SECONDS}",
+            pointer="/expires_after",
         )
     return float(seconds)
-
-
-def refuse_field(name: str, reason: str) -> Problem:
-    return Problem(422, "invalid-request", f"{reason}.", errors=[Place(reason, pointer=f"/{name}")])
 
 
 MAX_FIELD_BYTES: Final = 4096
@@ -195,8 +187,7 @@ class MultipartReader:
         if not self._is_whole:
             raise invalid_form("it ends before its last boundary")
         if self.filename is None:
-            detail = "The form has no file: send it as the part `file`."
-            raise Problem(422, "invalid-request", detail, errors=[Place(detail, pointer="/file")])
+            raise refuse("The form has no file: send it as the part `file`.", pointer="/file")
         return self.filename
 
     def _begin_part(self) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 from fastapi import Depends, Header, Request
 
 from api.door.keys import find_key_id
-from api.problems import Place, Problem
+from api.problems import refuse
 from vectormill.db.idempotency import own_idempotency_key
 
 SENDABLE: Final = re.compile(r"[\x20-\x7e]{1,255}")
@@ -29,8 +29,8 @@ async def read_idempotency_key(
     if idempotency_key is None:
         return None
     if not SENDABLE.fullmatch(idempotency_key):
-        detail = "Idempotency-Key must have 1 to 255 visible ASCII characters."
-        raise Problem(422, "invalid-request", detail, errors=[Place(detail, header="Idempotency-Key")])
+        reason = "Idempotency-Key must have 1 to 255 visible ASCII characters."
+        raise refuse(reason, header="Idempotency-Key")
     return own_idempotency_key(idempotency_key, find_key_id(request))
 
 

@@ -4,8 +4,8 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine
 
-from api.problems import Limit, Problem
-from vectormill.domain.errors import LimitReached, SubmissionTooLarge
+from api.problems import Limit, Problem, refuse_size
+from vectormill.domain.errors import LimitReached
 from vectormill.jobs.backlog import count_pending_items
 from vectormill.settings import Settings
 
@@ -73,9 +73,6 @@ class Intake:
 
 
 def too_large(limit: Limit, things: str) -> Problem:
-    return Problem(
-        413,
-        SubmissionTooLarge.code,
-        f"The job has more than {limit.value:,} {things} ({limit.setting}); split it into several.",
-        limit=limit,
+    return refuse_size(
+        limit, f"The job has more than {limit.value:,} {things} ({limit.setting}); split it into several."
     )

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
-from api.problems import Place, Problem
+from api.problems import Place, Problem, refuse
 from vectormill.domain.encoding import LATE
 from vectormill.domain.errors import InvalidItem
 from vectormill.domain.task import JUDGE
@@ -39,6 +39,12 @@ class UnreadableItem(Exception):
         super().__init__(reason)
         self.field = field
         self.reason = reason
+
+    def refuse(self, where: str, pointer: str, **place: Any) -> Problem:
+        """Return the Problem of the request; `where` begins its sentence, and names the item."""
+        return refuse(
+            self.reason, code=InvalidItem.code, detail=f"{where}: {self.reason}.", pointer=pointer, **place
+        )
 
 
 def decode_json(document: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
@@ -84,8 +90,8 @@ def describe_decoding_error(error: Exception, subject: str, *, line: int | None 
     reason, path = split_path(str(error))
     where = f"{subject}, {path}" if path else subject
     code = InvalidItem.code if line is not None or path.startswith("items[") else "invalid-request"
-    return Problem(
-        422, code, f"{where}: {reason}.", errors=[Place(reason, pointer=to_pointer(path) or None, line=line)]
+    return refuse(
+        reason, code=code, detail=f"{where}: {reason}.", pointer=to_pointer(path) or None, line=line
     )
 
 

@@ -33,12 +33,12 @@ from api.intake.requests import (
     split_path,
 )
 from api.limits.gates import Hold
-from api.problems import Limit, Place, Problem
+from api.problems import Limit, Problem, refuse, refuse_size
 from api.streams.ndjson import Inflater, ItemReader
 from vectormill.collections.collection import check_collection_name
 from vectormill.collections.index_plan import is_storable
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
-from vectormill.domain.errors import DiskFull, InvalidItem, InvalidOption, SubmissionTooLarge
+from vectormill.domain.errors import DiskFull, InvalidOption
 from vectormill.files.roots import Roots
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job, NewJob
@@ -324,12 +324,8 @@ def make_one_by_one(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pai
         try:
             yield make_item(body, max_key_bytes, reads_pairs=reads_pairs)
         except UnreadableItem as error:
-            raise Problem(
-                422,
-                InvalidItem.code,
-                f"items[{position}].{error.field}: {error.reason}.",
-                errors=[Place(error.reason, pointer=f"/items/{position}/{error.field}")],
-            ) from error
+            place = f"items[{position}].{error.field}", f"/items/{position}/{error.field}"
+            raise error.refuse(*place) from error
 
 
 def make_streamed_job(query: SubmissionQuery, resources: Resources, idempotency_key: str | None) -> NewJob:
@@ -345,9 +341,7 @@ def decode_metadata(query: SubmissionQuery) -> dict[str, Any] | None:
         return decode_json(query.metadata.encode(), OBJECT_DECODER)
     except DECODING_ERRORS as error:
         reason = f"metadata must be a JSON object: {split_path(str(error))[0]}"
-        raise Problem(
-            422, InvalidOption.code, f"{reason}.", errors=[Place(reason, parameter="metadata")]
-        ) from error
+        raise refuse(reason, code=InvalidOption.code, parameter="metadata") from error
 
 
 def override(request: JobRequest, query: SubmissionQuery, names: Iterable[str]) -> None:
@@ -412,12 +406,9 @@ def resolve_options(options: OptionsBody) -> EncodingOptions:
     try:
         return options.requested().resolve()
     except ValueError as error:
-        reason = str(error)
         is_stream = isinstance(options, SubmissionQuery)
-        place = (
-            Place(reason, parameter="truncate") if is_stream else Place(reason, pointer="/options/truncate")
-        )
-        raise Problem(422, InvalidOption.code, f"{reason}.", errors=[place]) from error
+        place = {"parameter": "truncate"} if is_stream else {"pointer": "/options/truncate"}
+        raise refuse(str(error), code=InvalidOption.code, **place) from error
 
 
 def make_inflater(request: Request, settings: Settings) -> Inflater | None:
@@ -484,10 +475,8 @@ async def read_body(request: Request, settings: Settings, hold: Hold) -> bytes:
 
 
 def body_too_large(limit: Limit) -> Problem:
-    return Problem(
-        413,
-        SubmissionTooLarge.code,
+    return refuse_size(
+        limit,
         f"The body has more than {limit.value} bytes ({limit.setting}); send large jobs as a stream of "
         "application/x-ndjson.",
-        limit=limit,
     )

@@ -20,7 +20,7 @@ from api.intake.requests import decode_body
 from api.intake.submissions import read_body
 from api.limits.gates import Hold
 from api.openai.errors import name_parameter
-from api.problems import Place, Problem
+from api.problems import Problem, refuse
 from api.queries import Answered
 from api.serving import serve
 from api.streams.result_columns import write_representations
@@ -139,7 +139,7 @@ def check_text(text: bytes, max_chars: int, pointer: str) -> None:
 
 def refuse_text(pointer: str, reason: str) -> Problem:
     detail = f"{name_parameter(pointer)} cannot be encoded: {reason}."
-    return Problem(422, InvalidItem.code, detail, errors=[Place(reason, pointer=pointer)])
+    return refuse(reason, code=InvalidItem.code, detail=detail, pointer=pointer)
 
 
 class EmbeddingsRoute(APIRoute):

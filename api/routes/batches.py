@@ -10,7 +10,7 @@ from api.dependencies import ResourcesDependency
 from api.intake.file_uploads import receive_file
 from api.intake.idempotency import IdempotencyKey
 from api.intake.intake import Intake
-from api.problems import Place, Problem
+from api.problems import refuse
 from api.serving import serve
 from api.streams.vector_streams import PieceResponse, start_reading
 from vectormill.batches import operations
@@ -120,7 +120,7 @@ def post_batch(
     Intake(resources.settings).look(resources.engine)  # its number of items is not known yet
     if not is_storable("".join(word for pair in (body.metadata or {}).items() for word in pair)):
         reason = "metadata contains a NUL character or half of a UTF-16 surrogate pair"
-        raise Problem(422, "invalid-option", f"{reason}.", errors=[Place(reason, pointer="/metadata")])
+        raise refuse(reason, code="invalid-option", pointer="/metadata")
     expires_after = body.output_expires_after
     new = NewRequestBatch(
         endpoint=body.endpoint,

@@ -15,7 +15,7 @@ from api.door.media_types import require_json
 from api.intake.puts import Followed
 from api.intake.requests import UnreadableItem, check_key, decode_body, make_item
 from api.intake.submissions import read_body
-from api.problems import Limit, Place, Problem
+from api.problems import Limit, Place, Problem, refuse_size
 from api.serving import respond, serve
 from api.streams.result_columns import describe_first
 from vectormill.collections import operations
@@ -33,7 +33,7 @@ from vectormill.collections.operations import (
     PutRequest,
     find_passage,
 )
-from vectormill.domain.errors import Conflict, InvalidItem, SubmissionTooLarge
+from vectormill.domain.errors import Conflict, InvalidItem
 from vectormill.jobs.item import Item, ItemFailure, find_side_failure
 from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, FAILED
 from vectormill.jobs.operations import ItemBody
@@ -165,22 +165,18 @@ def read_item(body: bytes, key: str, collection: str, resources: Resources) -> I
     """
     request = decode_body(body, PUT_DECODER)
     given = ItemBody(key, request.text, request.metadata, request.text_pair)
-    reads_pairs = request.text_pair is not None and takes_pairs(collection, resources)
+    reads_pairs = False
+    if request.text_pair is not None:
+        with resources.engine.connect() as connection:
+            reads_pairs = find_generation(connection, collection).spec.reads_pairs
     try:
         item = make_item(given, resources.settings.max_key_bytes, reads_pairs=reads_pairs)
     except UnreadableItem as error:
-        place = Place(error.reason, pointer=f"/{error.field}")
-        raise Problem(422, InvalidItem.code, f"{error.field}: {error.reason}.", errors=[place]) from error
+        raise error.refuse(error.field, f"/{error.field}") from error
     failure = find_side_failure(item.text, resources.settings.max_text_chars)
     if failure is not None:
         raise describe_failure(failure)
     return item
-
-
-def takes_pairs(collection: str, resources: Resources) -> bool:
-    """Return True if the collection keeps results of pairs of texts. Raise CollectionNotFound."""
-    with resources.engine.connect() as connection:
-        return find_generation(connection, collection).spec.reads_pairs
 
 
 def choose_wait(
@@ -249,13 +245,10 @@ def check_keys(keys: Sequence[str], resources: Resources) -> set[str]:
     limit = Limit.of(resources.settings, "max_deleted_keys")
     if len(keys) > limit.value:
         detail = f"The body has more than {limit.value:,} keys ({limit.setting}); split it into several."
-        raise Problem(413, SubmissionTooLarge.code, detail, limit=limit)
+        raise refuse_size(limit, detail)
     for position, key in enumerate(keys):
         try:
             check_key(key, resources.settings.max_key_bytes)
         except UnreadableItem as error:
-            place = Place(error.reason, pointer=f"/keys/{position}")
-            raise Problem(
-                422, InvalidItem.code, f"keys[{position}]: {error.reason}.", errors=[place]
-            ) from error
+            raise error.refuse(f"keys[{position}]", f"/keys/{position}") from error
     return set(keys)

@@ -10,7 +10,7 @@ from api.cursors import cut_page, decode_cursor, encode_cursor
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.intake.idempotency import IdempotencyKey
 from api.intake.submissions import receive_job
-from api.problems import Place, Problem
+from api.problems import refuse
 from api.serving import respond, serve
 from vectormill.batches.batches import refuse_job_of_batch
 from vectormill.jobs import operations
@@ -68,8 +68,8 @@ async def create_job(
 def get_jobs(connection: Connection, query: JobQuery) -> JobPage:
     """List jobs, newest first."""
     if query.state is not None and query.state not in JOB_STATES:
-        detail = f"Unknown job state {query.state!r}; expected one of: {', '.join(JOB_STATES)}."
-        raise Problem(422, "invalid-request", detail, errors=[Place(detail, parameter="state")])
+        reason = f"Unknown job state {query.state!r}; expected one of: {', '.join(JOB_STATES)}."
+        raise refuse(reason, parameter="state")
     jobs = list_jobs(
         connection,
         state=query.state,

@@ -5,10 +5,8 @@ from fastapi.concurrency import run_in_threadpool
 
 from api.dependencies import Resources, ResourcesDependency
 from api.intake.submissions import make_wanted_spec
-from api.problems import Place, Problem
-from api.routes.sources import make_source
+from api.routes.sources import make_source, refusing_failed
 from api.serving import serve
-from vectormill.domain.errors import SourceFailed
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.operations import QuoteBody
 from vectormill.quotes import operations
@@ -34,10 +32,7 @@ def quote_source(resources: Resources, source: Source, job: NewJob, *, skips_kep
     """Return the quote of a job of a source's rows. Raise Problem if the source cannot be read as described."""
     engine, settings, registry = resources.engine, resources.settings, resources.registry
     place = SourcePlace(engine, settings, registry, collection=job.collection or "", spec=job.spec)
-    try:
+    with refusing_failed():
         sample = sample_source(source, place)
-    except SourceFailed as error:
-        detail = str(error)
-        raise Problem(422, SourceFailed.code, detail, errors=[Place(detail, pointer="/options")]) from None
     with engine.connect() as connection:
         return make_quote(connection, registry.card(job.spec.model), job, sample, skips_kept=skips_kept)

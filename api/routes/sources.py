@@ -1,6 +1,7 @@
 """Sources over HTTP: set, checked, shown and deleted; following of their tables, and pushing of rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ from api.intake.intake import Intake
 from api.intake.requests import UnreadableItem
 from api.intake.requests import encode_metadata as check_values
 from api.intake.submissions import NDJSON_TYPES, LineStore, make_inflater, read_blocks
-from api.problems import Place, Problem
+from api.problems import refuse
 from api.serving import serve
 from vectormill.collections.collections import find_generation
 from vectormill.db.locks import act_in_short_locks
@@ -91,16 +92,19 @@ def make_source(body: SourceRequest, settings: Settings) -> Source:
 
 
 def look(source: Source, name: str, resources: Resources) -> SourceReport:
-    """Read and check the first rows of a source.
-
-    Raise Problem with the source's own error if it cannot be read as described.
-    """
+    """Read and check the first rows of a source. Raise Problem."""
     place = SourcePlace(resources.engine, resources.settings, resources.registry, collection=name)
-    try:
+    with refusing_failed():
         return check_source(source, place)
+
+
+@contextmanager
+def refusing_failed() -> Iterator[None]:
+    """Raise Problem with the source's own error if it cannot be read as described."""
+    try:
+        yield
     except SourceFailed as error:
-        detail = str(error)
-        raise Problem(422, SourceFailed.code, detail, errors=[Place(detail, pointer="/options")]) from None
+        raise refuse(str(error), code=SourceFailed.code, detail=str(error), pointer="/options") from None
 
 
 @serve(router, operations.SHOW)

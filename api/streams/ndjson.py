@@ -18,8 +18,8 @@ from api.intake.requests import (
     make_item,
     make_items,
 )
-from api.problems import Limit, Place, Problem
-from vectormill.domain.errors import InvalidItem, SubmissionTooLarge
+from api.problems import Limit, Place, Problem, refuse_size
+from vectormill.domain.errors import SubmissionTooLarge
 from vectormill.jobs.item import Item, Items
 from vectormill.rows.decoding import WholeLines, decode_objects, is_bomb, list_lines
 
@@ -61,12 +61,10 @@ class Inflater:
             data = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
             self._num_given += len(piece)
             if is_bomb(self._num_given, self._num_received, self._max_ratio.value):
-                raise Problem(
-                    413,
-                    SubmissionTooLarge.code,
+                raise refuse_size(
+                    self._max_ratio,
                     f"The gzip body expands to more than {self._max_ratio.value} times its size "
                     f"({self._max_ratio.setting}); send it with less compression, or uncompressed.",
-                    limit=self._max_ratio,
                 )
             if piece:
                 yield piece
@@ -123,12 +121,7 @@ class ItemReader:
             body = decode_json(line, ITEM_DECODER)
             return make_item(body, self._max_key_bytes, reads_pairs=self._reads_pairs)
         except UnreadableItem as error:
-            raise Problem(
-                422,
-                InvalidItem.code,
-                f"Line {number}: {error.reason}.",
-                errors=[Place(error.reason, pointer=f"/{error.field}", line=number)],
-            ) from error
+            raise error.refuse(f"Line {number}", f"/{error.field}", line=number) from error
         except DECODING_ERRORS as error:
             raise describe_decoding_error(error, f"Line {number}", line=number) from error
 
