@@ -35,7 +35,8 @@ class Operation(Generic[Answer]):
     `query` has the query parameters. An answer in one of `media_types` is a stream of bytes; an answer may
     also have the type `other_answer`. `location` is the path of the created resource, with fields of the
     answer in braces. An answer with `other_status` has the same type, or `other_answer` if both are given. An operation
-    that `is_repeatable` may safely be sent again after a lost answer. A DELETE is carried out only if the header
+    that `is_repeatable` may safely be sent again after a lost answer; to one that `is_slow` the server may say nothing
+    for minutes. A DELETE is carried out only if the header
     CONFIRMATION repeats the last value of its path, unless it `skips_confirmation` (decision 0096).
     """
 
@@ -56,6 +57,7 @@ class Operation(Generic[Answer]):
     media_types: tuple[str, ...] = ()
     location: str | None = None
     is_repeatable: bool = True
+    is_slow: bool = False
     skips_confirmation: bool = False
 
     @property

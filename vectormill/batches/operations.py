@@ -291,10 +291,11 @@ CANCEL: Final = Operation("POST", ONE + "/cancel", WRITE, BatchBody)
 # A client does not retry these when no answer came, since the server itself waits for a worker.
 EMBED: Final = Operation(
     "POST", "/v1/embeddings", READ, EmbeddingsAnswer, EmbeddingsRequest,
-    example={"input": ["dates", "times"], "encoding_format": "base64"}, is_repeatable=False,
+    example={"input": ["dates", "times"], "encoding_format": "base64"}, is_repeatable=False, is_slow=True,
 )  # fmt: skip
 RERANK: Final = Operation(
     "POST", "/v1/rerank", READ, RerankAnswer, RerankRequest, other_answer=VoyageRerankAnswer, is_repeatable=False,
+    is_slow=True,
     example={
         "query": "how to parse a date",
         "documents": ["datetime.strptime reads a date.", "zlib compresses bytes."],

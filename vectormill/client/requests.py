@@ -5,9 +5,9 @@ import random
 import re
 import ssl
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -17,7 +17,7 @@ import msgspec
 from vectormill.addresses import is_loopback_host
 from vectormill.domain.errors import InvalidOption, VectormillError
 from vectormill.problems import ApiError, ApiUnreachable
-from vectormill.settings import read_data_dir
+from vectormill.settings import read_api_key, read_data_dir
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 # While the server commits a large upload it may send nothing for minutes, which is not a failure.
@@ -45,13 +45,13 @@ def find_timeout(seconds: float, *, silence: float = 0.0) -> httpx.Timeout:
 
 
 def describe_connection(base_url: str, api_key: str | None) -> dict[str, Any]:
-    """Return the arguments of an httpx client.
+    """Return the arguments of an httpx client. Without a key it is that of the environment or of the own stack.
 
     Raise VectormillError if the API key cannot be sent in a header.
     """
     return {
         "base_url": base_url,
-        "headers": _authorization(api_key),
+        "headers": _authorization(api_key or read_api_key() or find_stack_key(base_url)),
         # Reading the system's certificates takes 0.1 s and plain HTTP needs none. Redirects are not
         # followed, and without certificates no TLS server would be trusted.
         "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if base_url.startswith("http:") else True,
@@ -116,6 +116,44 @@ def find_stack_key(url: str) -> str | None:
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
+
+
+def describe_objects(
+    urls: str | Sequence[str],
+    text: str | None,
+    key: str | None,
+    pair: str | None,
+    metadata: Mapping[str, Any] | Sequence[str] | None,
+    format: str | None,
+    *,
+    unique: bool = False,
+) -> dict[str, Any]:
+    """Return the input of a job that names objects and their columns."""
+    return given(
+        {
+            "urls": [urls] if isinstance(urls, str) else list(urls),
+            "text": text,
+            "key": key,
+            "text_pair": pair,
+            "metadata": None if metadata is None or isinstance(metadata, Mapping) else list(metadata),
+            "format": format,
+            "unique": unique or None,
+        }
+    )
+
+
+@dataclass(slots=True)
+class Export:
+    """A response body to fetch: its path, parameters and format, and why it broke off, if it did.
+
+    `answered` keeps the status of the first answers and the generation that they named.
+    """
+
+    path: str
+    parameters: Mapping[str, Any]
+    format: str
+    broken: str | None = None
+    answered: dict[str, str] = field(default_factory=dict)
 
 
 def make_key_header(idempotency_key: str | None) -> dict[str, str]:

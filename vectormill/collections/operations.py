@@ -614,9 +614,9 @@ CREATE: Final = Operation(
     example={"name": "docs", "keep_text": True, "language": "english"},
 )  # fmt: skip
 CHANGE: Final = Operation(
-    "PATCH", ONE, WRITE, CollectionDetail, CollectionChange, example={"keep_text": True}
+    "PATCH", ONE, WRITE, CollectionDetail, CollectionChange, example={"keep_text": True}, is_slow=True
 )
-DELETE: Final = Operation("DELETE", ONE, WRITE, Nothing, query=DeletionQuery, status=NO_CONTENT)
+DELETE: Final = Operation("DELETE", ONE, WRITE, Nothing, query=DeletionQuery, status=NO_CONTENT, is_slow=True)
 EXPORT: Final = Operation(
     "GET", ONE + "/export", READ, Nothing, query=CollectionExportQuery,
     media_types=tuple(each.media_type for each in OUTPUT_FORMATS.values() if each.has_keys),
@@ -624,11 +624,12 @@ EXPORT: Final = Operation(
 
 # A rollback is not retried: a second one would undo the first.
 ROLL_BACK: Final = Operation(
-    "POST", ONE + "/rollback", WRITE, RollbackAnswer, query=RollbackQuery, is_repeatable=False
+    "POST", ONE + "/rollback", WRITE, RollbackAnswer, query=RollbackQuery, is_repeatable=False, is_slow=True
 )
 DISCARD: Final = Operation(
-    "DELETE", ONE + "/generations/{generation_id}", WRITE, Nothing, status=NO_CONTENT, is_repeatable=False
-)
+    "DELETE", ONE + "/generations/{generation_id}", WRITE, Nothing, status=NO_CONTENT, is_repeatable=False,
+    is_slow=True,
+)  # fmt: skip
 
 SHOW_INDEX: Final = Operation("GET", INDEX, READ, IndexBody)
 # A change of indexes is not retried: a second attempt would queue a second run.
@@ -639,7 +640,7 @@ CHANGE_INDEX: Final = Operation(
 
 SHOW_ITEM: Final = Operation("GET", ITEMS, READ, ItemAnswer, query=KeptItemByKeyQuery)
 PUT_ITEM: Final = Operation(
-    "PUT", ITEMS, WRITE, PutAnswer, PutRequest, query=PutByKeyQuery, other_status=202,
+    "PUT", ITEMS, WRITE, PutAnswer, PutRequest, query=PutByKeyQuery, other_status=202, is_slow=True,
     example={"text": "A text to encode.", "metadata": {"page": 1}},
 )  # fmt: skip
 DELETE_ITEM: Final = Operation(
@@ -650,5 +651,5 @@ SHOW_ITEM_AT: Final = replace(SHOW_ITEM, path=ITEM, query=KeptItemQuery)
 PUT_ITEM_AT: Final = replace(PUT_ITEM, path=ITEM, query=PutQuery)
 DELETE_ITEM_AT: Final = replace(DELETE_ITEM, path=ITEM, query=Nothing)
 DELETE_ITEMS: Final = Operation(
-    "POST", ITEMS + ":delete", WRITE, DeleteAnswer, DeleteRequest, example={"keys": ["a", "b"]}
+    "POST", ITEMS + ":delete", WRITE, DeleteAnswer, DeleteRequest, example={"keys": ["a", "b"]}, is_slow=True
 )

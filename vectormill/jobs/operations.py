@@ -429,7 +429,7 @@ ONE: Final = "/v1/jobs/{job_id}"
 
 SUBMIT: Final = Operation(
     "POST", ALL, WRITE, JobBody, JobRequest, SubmissionQuery, ItemBody, status=202, location="/v1/jobs/{id}",
-    other_status=200, other_answer=QuoteBody,
+    other_status=200, other_answer=QuoteBody, is_slow=True,
     example={
         "items": [{"key": "a", "text": "A text to encode."}, {"key": "b", "text": "Another one."}],
         "collection": "docs",

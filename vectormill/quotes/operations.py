@@ -22,7 +22,7 @@ class QuoteRequest(SourceRequest, forbid_unknown_fields=True):
 
 
 QUOTE: Final = Operation(
-    "POST", "/v1/quotes", SOURCES, QuoteBody, QuoteRequest,
+    "POST", "/v1/quotes", SOURCES, QuoteBody, QuoteRequest, is_slow=True,
     example={
         "kind": "sql",
         "options": {"query": "SELECT id, body FROM articles", "key": "id", "text": "body", "url_env": "ARTICLES_URL"},

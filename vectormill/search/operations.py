@@ -9,7 +9,7 @@ from vectormill.search.bodies import ManySearchesAnswer, SearchAnswer, SearchReq
 # A search is not retried, since the server itself waits for a worker for VECTORMILL_SEARCH_TIMEOUT_SECONDS.
 SEARCH: Final = Operation(
     "POST", "/v1/collections/{name}/search", READ, SearchAnswer, SearchRequest,
-    other_answer=ManySearchesAnswer, is_repeatable=False,
+    other_answer=ManySearchesAnswer, is_repeatable=False, is_slow=True,
     examples={
         "one": {"text": "how to parse a date", "limit": 3},
         "filtered": {"text": "dates", "filter": {"lang": "de", "year": {"gte": 2020}}},

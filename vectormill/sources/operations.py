@@ -162,7 +162,7 @@ def describe_following(collection: str, following: "Following") -> FollowingBody
 ONE: Final = "/v1/collections/{name}/source"
 
 SET: Final = Operation(
-    "PUT", ONE, SOURCES, SourceBody, SourceRequest, query=SourceQuery,
+    "PUT", ONE, SOURCES, SourceBody, SourceRequest, query=SourceQuery, is_slow=True,
     example={
         "kind": "sql",
         "options": {
@@ -177,7 +177,7 @@ SET: Final = Operation(
 )  # fmt: skip
 SHOW: Final = Operation("GET", ONE, READ, SourceBody)
 DELETE: Final = Operation("DELETE", ONE, SOURCES, Nothing, status=NO_CONTENT)
-CHECK: Final = Operation("POST", ONE + "/check", SOURCES, SourceCheckBody)
+CHECK: Final = Operation("POST", ONE + "/check", SOURCES, SourceCheckBody, is_slow=True)
 FOLLOWING: Final = Operation("GET", ONE + "/following", READ, FollowingBody)
 FOLLOW: Final = Operation(
     "POST", ONE + "/follow", SOURCES, FollowingBody, FollowRequest,
@@ -186,5 +186,5 @@ FOLLOW: Final = Operation(
 UNFOLLOW: Final = Operation("POST", ONE + "/unfollow", SOURCES, FollowingBody)
 PUSH: Final = Operation(
     "POST", "/v1/collections/{name}/push", WRITE, PushBody, query=PushQuery, line=ItemBody, line_example=LINES_EXAMPLE,
-    status=202, location="/v1/runs/{run}",
+    status=202, location="/v1/runs/{run}", is_slow=True,
 )  # fmt: skip

@@ -5,8 +5,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from vectormill.client.aio.exports import AsyncResults, Export, ExportTransport
-from vectormill.client.requests import fill_path, given, make_key_header
+from vectormill.client.aio.exports import AsyncResults, ExportTransport
+from vectormill.client.requests import Export, fill_path, given, make_key_header
 from vectormill.collections import operations
 from vectormill.collections.operations import (
     CollectionBody,
@@ -55,7 +55,7 @@ class CollectionCalls(ExportTransport):
             "index_policy": index_policy,
             "index_options": dict(index_options) if index_options else None,
         }
-        return await self.ask(operations.CREATE, body=given(body))
+        return await self.ask(operations.CREATE, body=body)
 
     def collections(self) -> AsyncIterator[CollectionBody]:
         """Yield all collections by name, page by page."""
@@ -64,22 +64,21 @@ class CollectionCalls(ExportTransport):
     async def collection(self, name: str, *, exact: bool = False) -> CollectionDetail:
         """Return a collection with all its details; `exact` counts its rows, which reads every row."""
         timeout = self.long_timeout if exact else self.short_timeout
-        return await self.ask(operations.SHOW, name, params=given({"exact": exact or None}), timeout=timeout)
+        return await self.ask(operations.SHOW, name, params={"exact": exact or None}, timeout=timeout)
 
     async def change_collection(
         self, name: str, *, keep_text: bool | None = None, language: str | None = None
     ) -> CollectionDetail:
         """Change settings of a collection; arguments that are None keep their value."""
-        body = given({"keep_text": keep_text, "language": language})
-        return await self.ask(operations.CHANGE, name, body=body, timeout=self.long_timeout)
+        body = {"keep_text": keep_text, "language": language}
+        return await self.ask(operations.CHANGE, name, body=body)
 
     async def delete_collection(self, name: str, *, force: bool = False) -> None:
         """Delete a collection with all its rows.
 
         The API refuses while jobs or runs work on the collection, unless `force` is set, which cancels them.
         """
-        parameters = given({"force": force or None})
-        await self.ask(operations.DELETE, name, params=parameters, timeout=self.long_timeout)
+        await self.ask(operations.DELETE, name, params={"force": force or None})
 
     async def rollback_collection(self, name: str, *, allow_missing: bool = False) -> RollbackAnswer:
         """Make the previous generation live again.
@@ -87,12 +86,11 @@ class CollectionCalls(ExportTransport):
         The run `run_id` of the answer encodes the rows put since the swap. The API refuses if texts of those
         rows are not kept, unless `allow_missing` is set; `num_missing_rows` counts these rows.
         """
-        parameters = given({"allow_missing": allow_missing or None})
-        return await self.ask(operations.ROLL_BACK, name, params=parameters, timeout=self.long_timeout)
+        return await self.ask(operations.ROLL_BACK, name, params={"allow_missing": allow_missing or None})
 
     async def discard_generation(self, name: str, generation_id: int) -> None:
         """Discard a generation that is being built or is retired."""
-        await self.ask(operations.DISCARD, name, generation_id, timeout=self.long_timeout)
+        await self.ask(operations.DISCARD, name, generation_id)
 
     async def check_collection(self, name: str, *, sample: int | None = None) -> RunBody:
         """Start a run that checks a collection; its report has the findings (see `wait_run`).
@@ -137,7 +135,7 @@ class CollectionCalls(ExportTransport):
             "rebuild": rebuild or None,
             "drop": drop or None,
         }
-        return await self.ask(operations.CHANGE_INDEX, collection, body=given(body))
+        return await self.ask(operations.CHANGE_INDEX, collection, body=body)
 
     async def export_collection(
         self,
@@ -194,9 +192,8 @@ class CollectionCalls(ExportTransport):
         return await self.ask(
             operations.PUT_ITEM,
             collection,
-            body=given({"text": text, "text_pair": text_pair, "metadata": metadata}),
-            params=given({"key": key, "wait_seconds": wait_seconds}),
-            timeout=self.long_timeout,
+            body={"text": text, "text_pair": text_pair, "metadata": metadata},
+            params={"key": key, "wait_seconds": wait_seconds},
         )
 
     async def get_item(self, collection: str, key: str, *, has_vector: bool = False) -> ItemAnswer:
@@ -204,7 +201,7 @@ class CollectionCalls(ExportTransport):
 
         The item has its `embedding` only if `has_vector` is set.
         """
-        parameters = given({"key": key, "include": "vector" if has_vector else None})
+        parameters = {"key": key, "include": "vector" if has_vector else None}
         return await self.ask(operations.SHOW_ITEM, collection, params=parameters)
 
     async def delete_item(self, collection: str, key: str) -> None:
@@ -219,9 +216,7 @@ class CollectionCalls(ExportTransport):
         total: DeleteAnswer = {"num_keys": 0, "num_deleted": 0}
         rest = iter(keys)
         while batch := list(islice(rest, BATCH_KEYS)):
-            answer = await self.ask(
-                operations.DELETE_ITEMS, collection, body={"keys": batch}, timeout=self.long_timeout
-            )
+            answer = await self.ask(operations.DELETE_ITEMS, collection, body={"keys": batch})
             total["num_keys"] += answer["num_keys"]
             total["num_deleted"] += answer["num_deleted"]
         return total

@@ -6,17 +6,16 @@ incomplete file of such a format cannot be read. A path gets the whole export or
 
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Generic, Self, TypeVar
 
 import msgspec
 
 from vectormill.client.aio import flow
 from vectormill.client.aio.transport import Transport
 from vectormill.client.frames import Matrix, make_matrix, make_polars
-from vectormill.client.requests import given
+from vectormill.client.requests import Export, given
 from vectormill.extras import require
 from vectormill.files.outputs import open_replacement
 from vectormill.files.parquet import read_table
@@ -31,20 +30,6 @@ if TYPE_CHECKING:
 NDJSON = "ndjson"
 # The generation that the first answer named: a resumed export asks for the same one.
 GENERATION_HEADER = "Vectormill-Generation"
-
-
-@dataclass(slots=True)
-class Export:
-    """A response body to fetch: its path, parameters and format, and why it broke off, if it did.
-
-    `answered` keeps the status of the first answers and the generation that they named.
-    """
-
-    path: str
-    parameters: Mapping[str, Any]
-    format: str
-    broken: str | None = None
-    answered: dict[str, str] = field(default_factory=dict)
 
 
 class ExportTransport(Transport):

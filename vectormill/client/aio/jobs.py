@@ -8,10 +8,17 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Unpack, cast
 
 from vectormill.client.aio import flow
-from vectormill.client.aio.exports import AsyncResults, Export, ExportTransport
+from vectormill.client.aio.exports import AsyncResults, ExportTransport
 from vectormill.client.answers import EventReader
 from vectormill.client.frames import choose_columns
-from vectormill.client.requests import NDJSON_HEADERS, fill_path, given, make_key_header
+from vectormill.client.requests import (
+    NDJSON_HEADERS,
+    Export,
+    describe_objects,
+    fill_path,
+    given,
+    make_key_header,
+)
 from vectormill.client.views import showing
 from vectormill.domain.encoding import RequestedArguments, find_result
 from vectormill.domain.task import RECORD, RESULT_ROUTES, SCORE, VECTOR
@@ -34,30 +41,6 @@ from vectormill.quotes import operations as quote_operations
 from vectormill.rows.columns import Columns
 
 EXPORT_FORMATS: Final = tuple(OUTPUT_FORMATS)
-
-
-def describe_objects(
-    urls: str | Sequence[str],
-    text: str | None,
-    key: str | None,
-    pair: str | None,
-    metadata: Sequence[str] | None,
-    format: str | None,
-    *,
-    unique: bool,
-) -> dict[str, Any]:
-    """Return the input of a job that names objects and their columns."""
-    return given(
-        {
-            "urls": [urls] if isinstance(urls, str) else list(urls),
-            "text": text,
-            "key": key,
-            "text_pair": pair,
-            "metadata": metadata,
-            "format": format,
-            "unique": unique or None,
-        }
-    )
 
 
 class JobCalls(ExportTransport):
@@ -123,10 +106,9 @@ class JobCalls(ExportTransport):
         sent = flow.prepare_items(items, columns)
         return await self.ask(
             operations.SUBMIT,
-            params=given(parameters),
+            params=parameters,
             headers=NDJSON_HEADERS | dict(headers) | ({"Content-Encoding": "gzip"} if gzip else {}),
             make_body=lambda: flow.encode_body(sent, gzip=gzip),
-            timeout=self.long_timeout,
             is_repeatable=flow.can_repeat(sent),
         )
 
@@ -183,22 +165,17 @@ class JobCalls(ExportTransport):
         With `unique` the service reads all keys first, and refuses the job if two are equal. What takes longer than
         some seconds is read after the answer: the job is `uploading` meanwhile, and `failed` if it is refused.
         """
-        names = None if metadata is None or isinstance(metadata, Mapping) else list(metadata)
-        body = given(
-            {
-                "input": describe_objects(urls, text, key, pair, names, format, unique=unique),
-                "model": model,
-                "collection": collection,
-                "to": to,
-                "priority": priority,
-                "metadata": dict(metadata) if isinstance(metadata, Mapping) else None,
-                "wait_for_worker": wait_for_worker or None,
-                "options": given(options),
-            }
-        )
-        job = await self.ask(
-            operations.SUBMIT, body=body, headers=make_key_header(idempotency_key), timeout=self.long_timeout
-        )
+        body = {
+            "input": describe_objects(urls, text, key, pair, metadata, format, unique=unique),
+            "model": model,
+            "collection": collection,
+            "to": to,
+            "priority": priority,
+            "metadata": dict(metadata) if isinstance(metadata, Mapping) else None,
+            "wait_for_worker": wait_for_worker or None,
+            "options": given(options),
+        }
+        job = await self.ask(operations.SUBMIT, body=body, headers=make_key_header(idempotency_key))
         return await self.wait(job["id"], progress=True) if progress else job
 
     async def quote_objects(
@@ -216,13 +193,12 @@ class JobCalls(ExportTransport):
         **options: Unpack[RequestedArguments],
     ) -> QuoteBody:
         """Return what `submit_objects` with these arguments would take. Of many bytes only parts are read."""
-        names = None if metadata is None else list(metadata)
-        wanted = describe_objects(urls, text, key, pair, names, format, unique=False)
+        wanted = describe_objects(urls, text, key, pair, metadata, format)
         body = {
             "input": wanted, "model": model, "collection": collection, "priority": priority,
             "options": given(options), "dry_run": True,
         }  # fmt: skip
-        quote: Any = await self.ask(operations.SUBMIT, body=given(body), timeout=self.long_timeout)
+        quote: Any = await self.ask(operations.SUBMIT, body=body)
         return cast(QuoteBody, quote)
 
     async def quote_source(
@@ -241,7 +217,7 @@ class JobCalls(ExportTransport):
             "kind": kind, "options": dict(options), "split": dict(split or {}), "model": model,
             "collection": collection, "priority": priority, "encoding": given(encoding),
         }  # fmt: skip
-        return await self.ask(quote_operations.QUOTE, body=given(body), timeout=self.long_timeout)
+        return await self.ask(quote_operations.QUOTE, body=body)
 
     async def job(self, job_id: str) -> JobBody:
         """Return the job in its current state."""

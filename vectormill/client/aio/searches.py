@@ -72,9 +72,7 @@ class SearchCalls(Transport):
             "ef_search": ef_search,
             "fingerprint": fingerprint,
         }
-        return Matches.from_answer(
-            await self.ask(SEARCH, collection, body=given(query), timeout=self.long_timeout)
-        )
+        return Matches.from_answer(await self.ask(SEARCH, collection, body=query))
 
     async def search_many(
         self, collection: str, queries: Iterable[str | Mapping[str, Any]], **options: Any
@@ -89,7 +87,7 @@ class SearchCalls(Transport):
         if not asked:
             return []
         body = {"queries": [given({**options, **query}) for query in asked]}
-        answer = await self.ask(SEARCH, collection, body=body, timeout=self.long_timeout)
+        answer = await self.ask(SEARCH, collection, body=body)
         return [Matches.from_answer(one) for one in cast(ManySearchesAnswer, answer)["data"]]
 
     async def embed(
@@ -122,8 +120,7 @@ class SearchCalls(Transport):
         }
         parts = []
         for part in split_texts(texts):
-            body = given({"input": part, **options})
-            parts.append(read_embeddings(await self.ask(EMBED, body=body, timeout=self.long_timeout)))
+            parts.append(read_embeddings(await self.ask(EMBED, body={"input": part, **options})))
         return join_embeddings(parts, dimensions)
 
     async def rerank(
@@ -148,4 +145,4 @@ class SearchCalls(Transport):
             "return_documents": return_documents or None,
             "max_tokens": max_tokens,
         }
-        return await self.ask(RERANK, body=given(body), timeout=self.long_timeout)
+        return await self.ask(RERANK, body=body)

@@ -7,15 +7,14 @@ incomplete file of such a format cannot be read. A path gets the whole export or
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Generic, Self, TypeVar
 
 import msgspec
 
 from vectormill.client.frames import Matrix, make_matrix, make_polars
-from vectormill.client.requests import given
+from vectormill.client.requests import Export, given
 from vectormill.client.sync import flow
 from vectormill.client.sync.transport import Transport
 from vectormill.extras import require
@@ -32,20 +31,6 @@ if TYPE_CHECKING:
 NDJSON = "ndjson"
 # The generation that the first answer named: a resumed export asks for the same one.
 GENERATION_HEADER = "Vectormill-Generation"
-
-
-@dataclass(slots=True)
-class Export:
-    """A response body to fetch: its path, parameters and format, and why it broke off, if it did.
-
-    `answered` keeps the status of the first answers and the generation that they named.
-    """
-
-    path: str
-    parameters: Mapping[str, Any]
-    format: str
-    broken: str | None = None
-    answered: dict[str, str] = field(default_factory=dict)
 
 
 class ExportTransport(Transport):

@@ -73,7 +73,7 @@ class SearchCalls(Transport):
             "ef_search": ef_search,
             "fingerprint": fingerprint,
         }
-        return Matches.from_answer(self.ask(SEARCH, collection, body=given(query), timeout=self.long_timeout))
+        return Matches.from_answer(self.ask(SEARCH, collection, body=query))
 
     def search_many(
         self, collection: str, queries: Iterable[str | Mapping[str, Any]], **options: Any
@@ -88,7 +88,7 @@ class SearchCalls(Transport):
         if not asked:
             return []
         body = {"queries": [given({**options, **query}) for query in asked]}
-        answer = self.ask(SEARCH, collection, body=body, timeout=self.long_timeout)
+        answer = self.ask(SEARCH, collection, body=body)
         return [Matches.from_answer(one) for one in cast(ManySearchesAnswer, answer)["data"]]
 
     def embed(
@@ -121,8 +121,7 @@ class SearchCalls(Transport):
         }
         parts = []
         for part in split_texts(texts):
-            body = given({"input": part, **options})
-            parts.append(read_embeddings(self.ask(EMBED, body=body, timeout=self.long_timeout)))
+            parts.append(read_embeddings(self.ask(EMBED, body={"input": part, **options})))
         return join_embeddings(parts, dimensions)
 
     def rerank(
@@ -147,4 +146,4 @@ class SearchCalls(Transport):
             "return_documents": return_documents or None,
             "max_tokens": max_tokens,
         }
-        return self.ask(RERANK, body=given(body), timeout=self.long_timeout)
+        return self.ask(RERANK, body=body)

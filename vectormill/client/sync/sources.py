@@ -14,7 +14,7 @@ from vectormill.runs import operations as run_operations
 from vectormill.runs.operations import RunBody
 from vectormill.runs.run import HELD, TERMINAL_RUN_STATES
 from vectormill.schedules import operations as schedule_operations
-from vectormill.schedules.operations import ScheduleBody, ScheduleChange, ScheduledRunBody, ScheduleRequest
+from vectormill.schedules.operations import ScheduleBody, ScheduledRunBody
 from vectormill.sources import operations as source_operations
 from vectormill.sources.operations import FollowingBody, FollowRequest, PushBody, SourceBody, SourceCheckBody
 
@@ -36,10 +36,7 @@ class SourceCalls(Transport):
         `kind` is sql, files, tree, push or own_texts. For `options` and `split` see docs/SOURCES.md.
         """
         body = {"kind": kind, "options": dict(options or {}), "split": dict(split or {})}
-        parameters = {"check": "true" if check else "false"}
-        return self.ask(
-            source_operations.SET, collection, body=body, params=parameters, timeout=self.long_timeout
-        )
+        return self.ask(source_operations.SET, collection, body=body, params={"check": check})
 
     def source(self, collection: str) -> SourceBody:
         return self.ask(source_operations.SHOW, collection)
@@ -49,7 +46,7 @@ class SourceCalls(Transport):
 
         Return their number, three of them, and errors in single rows.
         """
-        return self.ask(source_operations.CHECK, collection, timeout=self.long_timeout)
+        return self.ask(source_operations.CHECK, collection)
 
     def delete_source(self, collection: str) -> None:
         """Remove the collection's source; its rows stay."""
@@ -75,10 +72,9 @@ class SourceCalls(Transport):
         return self.ask(
             source_operations.PUSH,
             collection,
-            params={"complete": "true" if complete else "false"},
+            params={"complete": complete},
             headers=headers,
             make_body=lambda: flow.encode_body(items, gzip=gzip),
-            timeout=self.long_timeout,
             is_repeatable=flow.can_repeat(items),
         )
 
@@ -206,8 +202,14 @@ class ScheduleCalls(Transport):
         `cron` has five fields, in the time zone `timezone` (UTC by default); `overlap` is skip or queue. The
         schedule has the collection's name unless `name` is given.
         """
-        told = given({"timezone": timezone, "overlap": overlap, "name": name})
-        return self.ask(schedule_operations.CREATE, body=ScheduleRequest(collection, cron, **told))
+        body = {
+            "collection": collection,
+            "cron": cron,
+            "timezone": timezone,
+            "overlap": overlap,
+            "name": name,
+        }
+        return self.ask(schedule_operations.CREATE, body=body)
 
     def schedules(self) -> Iterator[ScheduleBody]:
         """Yield every schedule, oldest first, page by page."""
@@ -221,8 +223,8 @@ class ScheduleCalls(Transport):
         self, name: str, *, cron: str | None = None, timezone: str | None = None, overlap: str | None = None
     ) -> ScheduleBody:
         """Change a schedule; arguments that are None keep their value."""
-        told = given({"cron": cron, "timezone": timezone, "overlap": overlap})
-        return self.ask(schedule_operations.CHANGE, name, body=ScheduleChange(**told))
+        body = {"cron": cron, "timezone": timezone, "overlap": overlap}
+        return self.ask(schedule_operations.CHANGE, name, body=body)
 
     def pause_schedule(self, name: str) -> ScheduleBody:
         """Pause a schedule: due times are skipped until it is resumed."""

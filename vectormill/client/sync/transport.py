@@ -21,7 +21,6 @@ from vectormill.client.requests import (
     explain,
     fill_path,
     find_last_key,
-    find_stack_key,
     find_timeout,
     given,
     quote_segment,
@@ -31,7 +30,7 @@ from vectormill.client.sync import flow
 from vectormill.domain.errors import InvalidOption, VectormillError
 from vectormill.operation import CONFIRMATION, NO_CONTENT, Operation
 from vectormill.problems import ApiError, ApiUnreachable, WaitTimeout, read_problem
-from vectormill.settings import read_api_key, read_api_url
+from vectormill.settings import read_api_url
 
 Answer = TypeVar("Answer")
 # Takes the key of the last line received; yields the body that follows that line.
@@ -61,9 +60,7 @@ class Transport:
             self._http = flow.make_http(
                 transport,
                 timeout=self.short_timeout,
-                **describe_connection(
-                    self.base_url, api_key or read_api_key() or find_stack_key(self.base_url)
-                ),
+                **describe_connection(self.base_url, api_key),
             )
         except httpx.InvalidURL as error:
             raise VectormillError(f"{self.base_url!r} is not a URL: {error}.") from error
@@ -83,23 +80,29 @@ class Transport:
         *places: object,
         body: msgspec.Struct | Mapping[str, Any] | None = None,
         make_body: Callable[[], Any] | None = None,
+        params: Mapping[str, Any] | None = None,
         is_repeatable: bool | None = None,
         **request: Any,
     ) -> Answer:
         """Call an operation and return its answer.
 
         `places` fill the placeholders of its path, in their order. The body is `body` as JSON, or else what `make_body`
-        returns. Raise InvalidOption for a value that JSON cannot express.
+        returns; fields and parameters that are None are left out. Raise InvalidOption for a value that JSON cannot
+        express.
         """
         if body is not None:
-            written = write_json(msgspec.to_builtins(body) if isinstance(body, msgspec.Struct) else body)
+            written = write_json(
+                msgspec.to_builtins(body) if isinstance(body, msgspec.Struct) else given(body)
+            )
             make_body = lambda: written  # noqa: E731
             request["headers"] = JSON_HEADERS | dict(request.get("headers", {}))
+        if operation.is_slow:
+            request.setdefault("timeout", self.long_timeout)
         if operation.is_confirmed:
             request["headers"] = {CONFIRMATION: quote_segment(places[-1])}
         if is_repeatable is None:
             is_repeatable = operation.is_repeatable
-        path = fill_path(operation.path, *places)
+        path, request["params"] = fill_path(operation.path, *places), given(params or {})
         pauses = self.retries.begin()
         while True:
             content = {} if make_body is None else {"content": make_body()}
@@ -148,7 +151,7 @@ class Transport:
         """Yield every record of a list, page by page."""
         cursor: str | None = None
         while True:
-            page = self.ask(operation, *places, params=given({**parameters, "after": cursor}))
+            page = self.ask(operation, *places, params={**parameters, "after": cursor})
             for each in page["data"]:
                 yield each
             cursor = page.get("next")
