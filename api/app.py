@@ -41,12 +41,10 @@ from api.queries import QueryExchange
 from api.routes import (
     batches,
     collections,
-    events,
     health,
     items,
     jobs,
     models,
-    quotes,
     results,
     runs,
     schedules,
@@ -147,20 +145,18 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         results,
         reranking,
         others,
-        events,
         collections,
         items,
         schedules,
         sources,
         runs,
-        quotes,
         batches,
         models,
         webhooks,
         health,
     ):
         app.include_router(routes.router)
-    for router in (collections.index_router, batches.file_router, *CONSOLE_ROUTERS):
+    for router in (collections.index_router, batches.file_router, sources.quote_router, *CONSOLE_ROUTERS):
         app.include_router(router)
     register_handlers(app)
     add_middlewares(app, settings, resources)

@@ -7,7 +7,6 @@ from vectormill.collections import operations as collections
 from vectormill.jobs import operations as jobs
 from vectormill.models import operations as models
 from vectormill.operation import Operation
-from vectormill.quotes import operations as quotes
 from vectormill.runs import operations as runs
 from vectormill.schedules import operations as schedules
 from vectormill.search import operations as search
@@ -16,7 +15,7 @@ from vectormill.webhooks import operations as webhooks
 from vectormill.workers import operations as workers
 
 FEATURES: Final = (
-    batches, collections, jobs, models, quotes, runs, schedules, search, sources, webhooks, workers,
+    batches, collections, jobs, models, runs, schedules, search, sources, webhooks, workers,
 )  # fmt: skip
 
 OPERATIONS: Final[tuple[Operation[Any], ...]] = tuple(

@@ -8,14 +8,15 @@ from sqlalchemy import Connection
 
 from api.cursors import cut_page, decode_cursor, encode_cursor
 from api.dependencies import JobId, Resources, ResourcesDependency
+from api.event_stream import EventStream
 from api.intake.idempotency import IdempotencyKey
 from api.intake.submissions import receive_job
 from api.problems import refuse
-from api.serving import respond, serve
+from api.serving import respond, serve, write_answer
 from vectormill.batches.batches import refuse_job_of_batch
 from vectormill.jobs import operations
 from vectormill.jobs.deletion import discard_job
-from vectormill.jobs.job import JOB_STATES, Job
+from vectormill.jobs.job import JOB_STATES, TERMINAL_JOB_STATES, Job
 from vectormill.jobs.jobs import (
     cancel_job,
     find_job,
@@ -181,3 +182,28 @@ def get_suspect_chunks(connection: Connection, query: PageQuery) -> SuspectChunk
     found = list_suspect_chunks(connection, after=after, limit=query.limit + 1)
     page, cursor = cut_page(found, query.limit, lambda chunk: chunk.id)
     return SuspectChunkPage(data=[describe(SuspectChunkBody, chunk) for chunk in page], next=cursor)
+
+
+class JobEvents(EventStream[JobBody]):
+    def read(self) -> JobBody:
+        with self._resources.engine.connect() as connection:
+            return make_job_body(connection, find_job(connection, self._key))
+
+    def write(self, value: JobBody) -> bytes:
+        name = b"end" if self.is_last(value) else b"progress"
+        return b"event: %s\ndata: %s\n\n" % (name, write_answer(value))
+
+    def is_last(self, value: JobBody) -> bool:
+        return value["state"] in TERMINAL_JOB_STATES
+
+    def has_moved(self, last: JobBody, value: JobBody) -> bool:
+        """The end of a wait is not reported, since the progress of items shows it."""
+        if any(value[name] != last[name] for name in ("state", "num_done", "num_failed")):
+            return True
+        return value["waiting_because"] not in (None, last["waiting_because"])
+
+
+@serve(router, operations.FOLLOW)
+async def get_events(resources: ResourcesDependency, job_id: JobId) -> JobEvents:
+    """Send `progress` events with the job as data whenever it has changed; the last event is `end`."""
+    return JobEvents(resources, resources.watch, job_id)

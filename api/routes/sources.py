@@ -1,4 +1,4 @@
-"""Sources over HTTP: set, checked, shown and deleted; following of their tables, and pushing of rows."""
+"""Sources over HTTP: set, checked, quoted, shown and deleted; following of their tables, and pushing of rows."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,13 +15,17 @@ from api.intake.idempotency import IdempotencyKey
 from api.intake.intake import Intake
 from api.intake.requests import UnreadableItem
 from api.intake.requests import encode_metadata as check_values
-from api.intake.submissions import NDJSON_TYPES, LineStore, make_inflater, read_blocks
+from api.intake.submissions import NDJSON_TYPES, LineStore, make_inflater, make_wanted_spec, read_blocks
 from api.problems import refuse
 from api.serving import serve
 from vectormill.collections.collections import find_generation
 from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.files.roots import Roots
+from vectormill.jobs.job import NewJob
+from vectormill.jobs.operations import QuoteBody
+from vectormill.quotes.quote import make_quote
+from vectormill.quotes.sources import sample_source
 from vectormill.settings import Settings
 from vectormill.sources import operations
 from vectormill.sources.following import find_following, follow_table, unfollow_table
@@ -31,6 +35,7 @@ from vectormill.sources.operations import (
     FollowRequest,
     PushBody,
     PushQuery,
+    QuoteRequest,
     SourceBody,
     SourceCheckBody,
     SourceQuery,
@@ -212,3 +217,25 @@ def find_whether_pairs(name: str, resources: Resources) -> bool:
         source = find_source(connection, name).source
         reads_pairs = find_generation(connection, name).spec.reads_pairs
         return reads_pairs and parse_split(source).by == NONE
+
+
+quote_router = APIRouter(tags=["quotes"])
+
+
+@serve(quote_router, operations.QUOTE)
+async def post_quote(resources: ResourcesDependency, body: QuoteRequest) -> QuoteBody:
+    """Read a sample of a source's rows, and return what a job of them would take. Nothing is stored."""
+    spec = make_wanted_spec(body.model, body.encoding, resources)
+    job = NewJob(spec, body.collection, priority=body.priority)
+    with resources.gates.quotes.enter():
+        return await run_in_threadpool(quote_source, resources, make_source(body, resources.settings), job)
+
+
+def quote_source(resources: Resources, source: Source, job: NewJob, *, skips_kept: bool = False) -> QuoteBody:
+    """Return the quote of a job of a source's rows. Raise Problem if the source cannot be read as described."""
+    engine, settings, registry = resources.engine, resources.settings, resources.registry
+    place = SourcePlace(engine, settings, registry, collection=job.collection or "", spec=job.spec)
+    with refusing_failed():
+        sample = sample_source(source, place)
+    with engine.connect() as connection:
+        return make_quote(connection, registry.card(job.spec.model), job, sample, skips_kept=skips_kept)

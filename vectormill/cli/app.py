@@ -15,7 +15,6 @@ import typer
 from typer.core import TyperGroup
 
 from vectormill.cli import (
-    backup,
     certify,
     collections,
     demo,
@@ -30,7 +29,6 @@ from vectormill.cli import (
     keys,
     load,
     models,
-    plan,
     processes,
     runs,
     schedules,
@@ -150,7 +148,7 @@ def vectormill(
         extras.refuse_hidden_packages()
 
 
-for group in (demo, encode, jobs, searches, service, processes, backup, plan, estimate, certify, doctor):
+for group in (demo, encode, jobs, searches, service, processes, estimate, certify, doctor):
     app.add_typer(group.app)
 app.add_typer(items.app, name="items")
 app.add_typer(keys.app, name="keys")

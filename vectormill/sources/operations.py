@@ -1,4 +1,4 @@
-"""Operations on sources, pushes and followed tables, with the bodies that API and client exchange.
+"""Operations on sources, their quotes, pushes and followed tables, with the bodies that API and client exchange.
 
 A source makes the server read the files and databases that it can reach, and following a table creates
 triggers on a user's table. Both therefore need a key of the scope sources.
@@ -10,7 +10,16 @@ import msgspec
 from msgspec import Meta, Struct
 
 from vectormill.domain.credentials import hide_in_options
-from vectormill.jobs.operations import LINES_EXAMPLE, ItemBody
+from vectormill.domain.encoding import DEFAULT_MODEL
+from vectormill.jobs.job import DEFAULT_PRIORITY
+from vectormill.jobs.operations import (
+    LINES_EXAMPLE,
+    CollectionName,
+    ItemBody,
+    OptionsBody,
+    Priority,
+    QuoteBody,
+)
 from vectormill.keys.api_key import READ, SOURCES, WRITE
 from vectormill.moments import Moment
 from vectormill.operation import NO_CONTENT, Identifier, Nothing, Operation, describe, one_of
@@ -187,4 +196,23 @@ UNFOLLOW: Final = Operation("POST", ONE + "/unfollow", SOURCES, FollowingBody)
 PUSH: Final = Operation(
     "POST", "/v1/collections/{name}/push", WRITE, PushBody, query=PushQuery, line=ItemBody, line_example=LINES_EXAMPLE,
     status=202, location="/v1/runs/{run}", is_slow=True,
+)  # fmt: skip
+
+
+class QuoteRequest(SourceRequest, forbid_unknown_fields=True):
+    """A source of rows, and how they would be encoded."""
+
+    model: str = DEFAULT_MODEL
+    collection: CollectionName = None
+    priority: Priority = DEFAULT_PRIORITY
+    encoding: OptionsBody = msgspec.field(default_factory=OptionsBody)
+
+
+QUOTE: Final = Operation(
+    "POST", "/v1/quotes", SOURCES, QuoteBody, QuoteRequest, is_slow=True,
+    example={
+        "kind": "sql",
+        "options": {"query": "SELECT id, body FROM articles", "key": "id", "text": "body", "url_env": "ARTICLES_URL"},
+        "collection": "articles",
+    },
 )  # fmt: skip

@@ -38,8 +38,8 @@ from vectormill.jobs.operations import (
 )
 from vectormill.moments import format_moment
 from vectormill.problems import ApiError, ApiUnreachable
-from vectormill.quotes import operations as quote_operations
 from vectormill.rows.columns import Columns
+from vectormill.sources import operations as source_operations
 
 EXPORT_FORMATS: Final = tuple(OUTPUT_FORMATS)
 
@@ -218,7 +218,7 @@ class JobCalls(ExportTransport):
             "kind": kind, "options": dict(options), "split": dict(split or {}), "model": model,
             "collection": collection, "priority": priority, "encoding": given(encoding),
         }  # fmt: skip
-        return self.ask(quote_operations.QUOTE, body=body)
+        return self.ask(source_operations.QUOTE, body=body)
 
     def job(self, job_id: str) -> JobBody:
         """Return the job in its current state."""
