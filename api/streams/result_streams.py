@@ -1,24 +1,25 @@
 """Result streams: write a job's results as NDJSON, Parquet or .npy, block by block, in constant memory."""
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 
-from api.streams import row_streams
-from api.streams.row_streams import Pages
+from api.streams.row_streams import ROW_FORMATS, Pages
 from api.streams.vector_streams import PieceResponse, Pieces, delivered_type, measure_npy, write_npy
 from vectormill.collections.exports import Inclusion, RowPage
 from vectormill.domain.task import VARYING
 from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.jobs.export import ResultBlock
 from vectormill.jobs.job import Job
+from vectormill.rows.decoding import PARQUET
 
 Blocks = Generator[ResultBlock, None, None]
+
+NPY: Final = "npy"  # of vectors alone
 
 # Memory of the Parquet writer: the copies of a row group between Postgres and the socket, and the bytes of the footer
 # per row group, which are kept until the end.
@@ -31,15 +32,14 @@ ROW_BYTES: Final = 100  # the memory of a record's Python objects
 RESULT_ALONE: Final = Inclusion(metadata=False)
 
 
-def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
-    """Yield NDJSON with an object per item; items without a result are left out."""
-    return row_streams.write_ndjson(job.spec, RESULT_ALONE, make_pages(blocks))
-
-
-def write_parquet(job: Job, blocks: Blocks) -> Pieces:
-    """Yield a Parquet file with the key and the columns of the results; items without a result are left out."""
-    pages = gather_pages(make_pages(blocks), choose_group_bytes(job))
-    return row_streams.write_parquet(job.spec, RESULT_ALONE, pages)
+def write_results(job: Job, format: str, blocks: Blocks) -> Pieces:
+    """Yield a job's results in a format. Items without a result are left out; only .npy has a row for each item."""
+    if format == NPY:
+        return write_npy(job, blocks)
+    pages = make_pages(blocks)
+    if format == PARQUET:
+        pages = gather_pages(pages, choose_group_bytes(job))
+    return ROW_FORMATS[format](job.spec, RESULT_ALONE, pages)
 
 
 def make_pages(blocks: Blocks) -> Pages:
@@ -90,27 +90,11 @@ def _cut_evenly(pages: Sequence[RowPage], num_parts: int) -> Iterator[RowPage]:
         yield RowPage(keys[start:end], results[start:end], [], {})
 
 
-@dataclass(frozen=True, slots=True)
-class ResultFormat:
-    """The writer of one format. `measure` returns the size in bytes if that is known before writing."""
-
-    write: Callable[[Job, Blocks], Pieces]
-    measure: Callable[[Job], int] | None = None
-
-
-FORMATS: Final[Mapping[str, ResultFormat]] = {
-    "ndjson": ResultFormat(write_ndjson),
-    "parquet": ResultFormat(write_parquet),
-    "npy": ResultFormat(write_npy, measure_npy),  # of vectors alone
-}
-
-
 class ResultResponse(PieceResponse):
     """The response with a job's results in one format. If the job is removed meanwhile, the connection breaks."""
 
     def __init__(self, job: Job, format: str, blocks: Blocks) -> None:
         headers = {"Content-Disposition": f'attachment; filename="{job.id}.{format}"'}
-        writer = FORMATS[format]
-        if writer.measure is not None:
-            headers["Content-Length"] = str(writer.measure(job))
-        super().__init__(writer.write(job, blocks), OUTPUT_FORMATS[format].media_type, headers)
+        if format == NPY:  # its size is known before it is written
+            headers["Content-Length"] = str(measure_npy(job))
+        super().__init__(write_results(job, format, blocks), OUTPUT_FORMATS[format].media_type, headers)

@@ -11,14 +11,15 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from api.streams.result_streams import (
-    FORMATS,
     ResultResponse,
     choose_group_bytes,
     gather_pages,
     make_pages,
+    write_results,
 )
 from api.streams.vector_streams import start_reading
 from tests.jobs import JOB, make_completed_job
+from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.jobs.export import ResultBlock
 
 DIMENSIONS = JOB.spec.dimensions
@@ -35,11 +36,11 @@ def make_block(start: int, count: int, missing: tuple[int, ...] = ()) -> ResultB
     return ResultBlock(start, [f'k"{start + number}' for number in range(count)], vectors, present)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", OUTPUT_FORMATS)
 def test_a_job_without_any_vector_is_a_whole_file_all_the_same(name: str) -> None:
     job = make_completed_job(2)
     blocks = start_reading(iter([make_block(0, 2, missing=(0, 1))]))
-    content = b"".join(FORMATS[name].write(job, blocks))
+    content = b"".join(write_results(job, name, blocks))
     if name == "ndjson":
         assert content == b""
     elif name == "parquet":

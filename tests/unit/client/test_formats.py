@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from api.streams.result_streams import FORMATS
+from api.streams.result_streams import NPY
 from api.streams.row_streams import ROW_FORMATS
 from vectormill.files.formats import (
     INPUT_FORMATS,
@@ -23,7 +23,7 @@ def test_what_type_checkers_see_are_the_formats_of_the_table() -> None:
 
 
 def test_every_format_is_written_by_the_api() -> None:
-    assert set(FORMATS) == set(OUTPUT_FORMATS)
+    assert {NPY, *ROW_FORMATS} == set(OUTPUT_FORMATS)
     assert set(ROW_FORMATS) == set(get_args(RowsName))
 
 
