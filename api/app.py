@@ -64,7 +64,7 @@ from vectormill.keys.own_key import OPEN_TO_ALL
 from vectormill.models.registry import open_registry
 from vectormill.operations import OPERATIONS
 from vectormill.processes.garbage import collect_seldom
-from vectormill.search.bodies import ONE_OR_MANY, ONE_QUERY
+from vectormill.search.operations import ONE_OR_MANY, ONE_QUERY
 from vectormill.settings import Settings
 
 GRACEFUL_SHUTDOWN_SECONDS: Final = 10

@@ -36,11 +36,11 @@ from vectormill.jobs.operations import ScoreRow as ScoreRow
 from vectormill.jobs.operations import SuspectChunkBody as SuspectChunkBody
 from vectormill.jobs.operations import TruncatedItemBody as TruncatedItemBody
 from vectormill.jobs.operations import VectorRow as VectorRow
-from vectormill.models.bodies import ModelBody as ModelBody
+from vectormill.models.operations import ModelBody as ModelBody
 from vectormill.objects.manifest import Manifest as Manifest
+from vectormill.objects.manifest import read_batches as read_batches
 from vectormill.objects.manifest import read_manifest as read_manifest
-from vectormill.objects.reading import read_batches as read_batches
-from vectormill.objects.reading import read_table as read_table
+from vectormill.objects.manifest import read_table as read_table
 from vectormill.problems import ApiError as ApiError
 from vectormill.problems import ApiFailure as ApiFailure
 from vectormill.problems import ApiUnreachable as ApiUnreachable
@@ -48,7 +48,7 @@ from vectormill.problems import WaitTimeout as WaitTimeout
 from vectormill.runs.operations import RunBody as RunBody
 from vectormill.schedules.operations import ScheduleBody as ScheduleBody
 from vectormill.schedules.operations import ScheduledRunBody as ScheduledRunBody
-from vectormill.search.bodies import MatchBody as MatchBody
+from vectormill.search.operations import MatchBody as MatchBody
 from vectormill.sources.operations import FollowingBody as FollowingBody
 from vectormill.sources.operations import PushBody as PushBody
 from vectormill.sources.operations import SourceBody as SourceBody

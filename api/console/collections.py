@@ -31,8 +31,8 @@ from vectormill.collections.descriptions import (
 from vectormill.collections.indexes import BuildProgress
 from vectormill.domain.credentials import hide_in_options
 from vectormill.domain.errors import VectormillError
-from vectormill.search.bodies import SearchQuery
 from vectormill.search.filter import read_filters
+from vectormill.search.operations import SearchQuery
 from vectormill.search.search import BY_VECTOR, METADATA, TEXT, Match
 
 router = APIRouter(include_in_schema=False)

@@ -9,8 +9,8 @@ from api.dependencies import ResourcesDependency
 from api.serving import serve
 from vectormill.domain.errors import ModelError
 from vectormill.models import operations
-from vectormill.models.bodies import ModelBody, ModelList
 from vectormill.models.model_card import ModelCard
+from vectormill.models.operations import ModelBody, ModelList
 from vectormill.models.specs import find_own_task
 from vectormill.operation import describe
 from vectormill.workers import operations as worker_operations

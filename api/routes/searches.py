@@ -22,7 +22,7 @@ from vectormill.collections.generations import find_spec
 from vectormill.domain.errors import InvalidOption, ItemNotFound, SpecMismatch
 from vectormill.domain.task import DENSE
 from vectormill.search import operations
-from vectormill.search.bodies import (
+from vectormill.search.operations import (
     SEARCH_DECODER,
     ManySearchesAnswer,
     SearchQuery,

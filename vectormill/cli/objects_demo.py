@@ -63,8 +63,7 @@ def run_objects_demo(
 
     Raise CommandFailed unless the output has one row for each text.
     """
-    from vectormill.objects.manifest import read_manifest
-    from vectormill.objects.reading import read_table
+    from vectormill.objects.manifest import read_manifest, read_table
 
     paths = write_texts(folder, items)
     tell(f"Wrote {len(items):,} texts as {len(paths)} Parquet files into {folder / TEXTS}.")

@@ -10,7 +10,7 @@ import msgspec
 from vectormill.batches.endpoints import EmbeddingsAnswer
 from vectormill.domain.errors import InvalidOption
 from vectormill.jobs.operations import JobBody
-from vectormill.search.bodies import MatchBody, SearchAnswer
+from vectormill.search.operations import MatchBody, SearchAnswer
 
 if TYPE_CHECKING:
     import numpy as np

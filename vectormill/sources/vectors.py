@@ -17,8 +17,7 @@ from vectormill.domain.errors import InvalidItem, InvalidOption, SourceFailed
 from vectormill.domain.task import VECTOR
 from vectormill.files.parquet import naming, open_parquet
 from vectormill.jobs.item import Items
-from vectormill.objects.manifest import read_manifest
-from vectormill.objects.reading import read_parts
+from vectormill.objects.manifest import read_manifest, read_parts
 from vectormill.rows.columns import Columns
 from vectormill.rows.values import encode_fitting_metadata
 from vectormill.sources.files import find_files, open_bytes

@@ -30,7 +30,7 @@ from vectormill.jobs.completion import complete_chunk
 from vectormill.jobs.export import read_results
 from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, TOO_MANY_WEIGHTS, Item, ItemFailure
 from vectormill.jobs.jobs import list_item_errors
-from vectormill.objects.reading import read_table
+from vectormill.objects.manifest import read_table
 from vectormill.ragged import Ragged
 from vectormill.vectors.representations import Representations
 

@@ -33,8 +33,7 @@ from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job, retry_job
 from vectormill.objects import closing
 from vectormill.objects.iceberg import JOB_PROPERTY, add_parts
-from vectormill.objects.manifest import make_part_schema
-from vectormill.objects.reading import read_table
+from vectormill.objects.manifest import make_part_schema, read_table
 from vectormill.settings import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first run installs the package

@@ -31,7 +31,7 @@ from vectormill.objects.bodies import InputBody
 from vectormill.objects.loading.load import OTHER_BYTES, LoadProgress, count_rows, load_output
 from vectormill.objects.loading.pgvector import open_postgres
 from vectormill.objects.loading.qdrant import refuse_unfit
-from vectormill.objects.reading import read_table
+from vectormill.objects.manifest import read_table
 from vectormill.objects.submission import add_objects
 from vectormill.settings import Settings
 

@@ -23,7 +23,7 @@ from tests.kinds import RECORDS, SCORES, records_of
 from tests.outputs import add_output, encode, keep_outputs
 from tests.protocol import SPEC, make_items, submit, vector_of
 from vectormill.jobs.item import Item
-from vectormill.objects.reading import read_table
+from vectormill.objects.manifest import read_table
 
 SCRIPT: Final = Path(__file__).with_name("read_elsewhere.py")
 PINS: Final = (

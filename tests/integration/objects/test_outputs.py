@@ -29,10 +29,9 @@ from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, retry_job
 from vectormill.jobs.submission import JobWriter
 from vectormill.objects.bodies import InputBody
-from vectormill.objects.manifest import MANIFEST, read_manifest
+from vectormill.objects.manifest import MANIFEST, read_batches, read_manifest, read_table
 from vectormill.objects.output import CLOSING
 from vectormill.objects.parts import name_part, write_staged
-from vectormill.objects.reading import read_batches, read_table
 from vectormill.objects.submission import add_objects
 from vectormill.ragged import Ragged
 from vectormill.settings import Settings

@@ -31,8 +31,8 @@ from vectormill.jobs.chunk import ChunkOutcome
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure, Items
 from vectormill.jobs.jobs import retry_job
 from vectormill.objects import closing
+from vectormill.objects.manifest import read_table
 from vectormill.objects.parts import write_staged
-from vectormill.objects.reading import read_table
 from vectormill.settings import Settings
 from worker.chunk.commit import PostgresSink
 

@@ -13,7 +13,7 @@ from vectormill.batches.endpoints import RerankRequest
 from vectormill.cli import collections, schedules, searches, webhooks
 from vectormill.collections.operations import CollectionChange, CollectionRequest
 from vectormill.schedules.operations import ScheduleChange, ScheduleRequest
-from vectormill.search.bodies import SearchQuery
+from vectormill.search.operations import SearchQuery
 from vectormill.webhooks.operations import WebhookChange, WebhookRequest
 
 # Of every command and every call, whatever it says.

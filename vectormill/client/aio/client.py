@@ -6,7 +6,7 @@ from vectormill.client.aio.searches import SearchCalls
 from vectormill.client.aio.sources import RunCalls, ScheduleCalls, SourceCalls
 from vectormill.client.aio.webhooks import WebhookCalls
 from vectormill.models import operations as models
-from vectormill.models.bodies import ModelBody
+from vectormill.models.operations import ModelBody
 from vectormill.workers import operations as workers
 from vectormill.workers.operations import Readiness, WorkerBody
 

@@ -8,8 +8,7 @@ from vectormill.batches.operations import EMBED, RERANK
 from vectormill.client.aio.transport import Transport
 from vectormill.client.answers import Matches, join_embeddings, read_embeddings, split_texts
 from vectormill.client.requests import given
-from vectormill.search.bodies import ManySearchesAnswer
-from vectormill.search.operations import SEARCH
+from vectormill.search.operations import SEARCH, ManySearchesAnswer
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,7 +7,7 @@ from vectormill.client.sync.searches import SearchCalls
 from vectormill.client.sync.sources import RunCalls, ScheduleCalls, SourceCalls
 from vectormill.client.sync.webhooks import WebhookCalls
 from vectormill.models import operations as models
-from vectormill.models.bodies import ModelBody
+from vectormill.models.operations import ModelBody
 from vectormill.workers import operations as workers
 from vectormill.workers.operations import Readiness, WorkerBody
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import SpecMismatch
-from vectormill.objects.manifest import read_manifest
-from vectormill.objects.reading import BATCH_ROWS, read_parts, read_schema
+from vectormill.objects.manifest import BATCH_ROWS, read_manifest, read_parts, read_schema
 
 if TYPE_CHECKING:
     import pyarrow
