@@ -22,14 +22,14 @@ from benchmarks.harness import HOME, ROOT, BenchmarkFailed
 from benchmarks.peers import Peer, find_obstacle, prepare_environment, runs_in_ours
 from benchmarks.processes import CELERY_WORKER, MODEL_PROCESS, find_named, list_tree
 from benchmarks.turns import Child, MissingRows, Processes, System
-from vectormill.cli.stack import COMMAND, Stack, stop
+from vectormill.cli.stack import COMMAND, END, Stack
 from vectormill.client import Client
 from vectormill.db.migrations import upgrade
 from vectormill.embedded.data_dir import RunningStack, find_running
 from vectormill.embedded.postgres import EmbeddedPostgres
 from vectormill.files.ndjson import ItemJson
 from vectormill.jobs.job import COMPLETED
-from vectormill.processes.lifetimes import free_port, spawn
+from vectormill.processes.lifetimes import end_child, free_port, spawn
 from vectormill.processes.logs import open_log, tail_of
 from vectormill.settings import process_environment
 from vectormill.up import Endpoint
@@ -120,7 +120,7 @@ class OwnApi:
             with open_log(self._log) as log:
                 command = (sys.executable, "-m", "vectormill.cli", "api", *address)
                 child = spawn(command, env=environment, output=log)
-            exits.callback(stop, child)
+            exits.callback(end_child, child, END)
             self.process = psutil.Process(child.pid)
             deadline = time.monotonic() + START_SECONDS
             while self._endpoint.answer("/readyz") is None:

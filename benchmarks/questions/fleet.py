@@ -36,7 +36,7 @@ from benchmarks.tables import (
     tabulate,
     told,
 )
-from vectormill.cli.stack import stop, workplace
+from vectormill.cli.stack import END, workplace
 from vectormill.db.migrations import upgrade
 from vectormill.db.session import make_engine
 from vectormill.domain.encoding import EncodingSpec
@@ -51,7 +51,7 @@ from vectormill.objects.cutting import ChunkLimits, cut_object
 from vectormill.objects.output import SWEPT
 from vectormill.objects.reference import ItemReference
 from vectormill.objects.store import describe_object
-from vectormill.processes.lifetimes import spawn
+from vectormill.processes.lifetimes import end_child, spawn
 from vectormill.processes.logs import open_log
 from vectormill.rows.columns import Columns
 from vectormill.rows.decoding import PARQUET
@@ -243,7 +243,7 @@ class Site:
 
     def _stop(self) -> None:
         for child in self._children.values():
-            stop(child)
+            end_child(child, END)
 
     def look(self) -> tuple[dict[str, float], dict[str, int]]:
         """Return the processor seconds by process, and the resident bytes of each process of ours."""

@@ -483,7 +483,10 @@ def _facts(collection: Collection) -> "Iterator[tuple[str, Text]]":
     texts = f"kept, searched as {collection['language']}" if collection["keep_text"] else "not kept"
     yield "texts", Text(texts)
     if collection["filters"]:
-        yield "filters", Text(", ".join(_name_filter(each) for each in collection["filters"]))
+        names = (
+            each.get("field", each) if isinstance(each, Mapping) else each for each in collection["filters"]
+        )
+        yield "filters", Text(", ".join(map(str, names)))
     source = collection["source"]
     yield "source", Text(_describe_source(source) if source else "none: rows come from jobs and puts")
     yield "made", Text(_moment(collection["created_at"]))
@@ -521,10 +524,6 @@ def _describe_staleness(staleness: Mapping[str, Any]) -> str:
     if staleness["num_waiting_changes"]:
         told += f", {staleness['num_waiting_changes']:,} changes waiting since {_moment(staleness['oldest_change_at'])}"
     return told
-
-
-def _name_filter(entry: Any) -> str:
-    return str(entry.get("field", entry)) if isinstance(entry, Mapping) else str(entry)
 
 
 def _describe_source(source: Mapping[str, Any]) -> str:

@@ -72,17 +72,13 @@ class Service:
 
 
 def show_encoded(job: Job) -> None:
-    seconds = job_seconds(job)
+    seconds, result = job_seconds(job), TASKS[job["options"].get("task", EMBED)].result
     typer.echo(
-        f"{job['num_done']:,} {_result(job)}s in {job['out']}, {job['num_failed']:,} items failed; "
+        f"{job['num_done']:,} {result}s in {job['out']}, {job['num_failed']:,} items failed; "
         f"{seconds:,.1f} s, {job['num_done'] / seconds:,.0f} items/s."
     )
     for sentence in describe_long_texts(job):
         tell(sentence)
-
-
-def _result(job: Job) -> str:
-    return TASKS[job["options"].get("task", EMBED)].result
 
 
 @command(

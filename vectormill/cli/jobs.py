@@ -99,6 +99,15 @@ def submit(
         gzip: Compress the upload, for slow networks.
         wait_for_worker: Accept the job even if every live worker of its model has failed to load it.
     """
+    shared: dict[str, Any] = {
+        "model": model,
+        "collection": collection,
+        "to": to,
+        "priority": priority,
+        "idempotency_key": idempotency_key,
+        "wait_for_worker": wait_for_worker,
+        **asdict(options),
+    }
     if "://" in input:
         if unique:
             from vectormill.jobs.key_ledger import BYTES_PER_KEY
@@ -115,27 +124,11 @@ def submit(
             metadata=parse_metadata(metadata) or metadata_field,
             format=format,
             unique=unique,
-            model=model,
-            collection=collection,
-            to=to,
-            priority=priority,
-            idempotency_key=idempotency_key,
-            wait_for_worker=wait_for_worker,
-            **asdict(options),
+            **shared,
         )
     items = read_input(input, key_field, text_field, pair_field, strict=strict)
-    return client.submit(
-        items,
-        to=to,
-        model=model,
-        collection=collection,
-        priority=priority,
-        **asdict(options),
-        metadata={**name_file(input), **(parse_metadata(metadata) or {})} or None,
-        gzip=gzip,
-        idempotency_key=idempotency_key,
-        wait_for_worker=wait_for_worker,
-    )
+    named = {**name_file(input), **(parse_metadata(metadata) or {})} or None
+    return client.submit(items, metadata=named, gzip=gzip, **shared)
 
 
 def read_input(
@@ -409,7 +402,8 @@ def summarize_job(job: Job, workers: Sequence[Mapping[str, Any]], model_reason: 
     ]
     reports = [worker["report"] for worker in workers if worker["model"] == job["model"]]
     told = [name for name in CHOICES if name != SWITCHES or any(report.get(SWITCHES) for report in reports)]
-    return lines + [line for name in told for line in _choices(name, reports)]
+    choices = {name: {describe_choice(report, name) for report in reports} for name in told}
+    return lines + [Fact(name, *choice) for name, found in choices.items() for choice in sorted(found)]
 
 
 def _describe_texts(job: Job) -> list[Fact]:
@@ -473,9 +467,3 @@ def describe_stages(record: Job) -> list[Fact]:
         shares = " · ".join(f"{stage} {share:.0%}" for stage, share in busy.items())
         lines.append(Fact("stages", shares, "of the time with a chunk in progress, per device or thread"))
     return lines
-
-
-def _choices(name: str, reports: Sequence[Mapping[str, Any]]) -> list[Fact]:
-    """Return a line for each different value that the workers report for a choice."""
-    found = {describe_choice(report, name) for report in reports}
-    return [Fact(name, value, reason) for value, reason in sorted(found)]

@@ -142,16 +142,13 @@ def print_rounds(
     rows += [("seconds", *(f"{each.seconds:.2f}" for each in rounds))]
     rows += [("of the first run", *(f"{each.seconds / rounds[0].seconds:.1%}" for each in rounds))]
     print_report("The runs", ("", *(each.title for each in rounds)), rows)
-    print_report(
-        f"Nearest to: {QUERY}, where {describe_filter()}",
-        ("score", "row of the table", "metadata"),
-        [(f"{match['score']:.3f}", match["key"], describe_metadata(match["metadata"])) for match in matches],
-    )
-
-
-def describe_filter() -> str:
-    return ", ".join(f"{field} is one of {', '.join(wish['in'])}" for field, wish in FILTER.items())
-
-
-def describe_metadata(metadata: Mapping[str, Any]) -> str:
-    return ", ".join(f"{field} {value}" for field, value in metadata.items())
+    wishes = ", ".join(f"{field} is one of {', '.join(wish['in'])}" for field, wish in FILTER.items())
+    found = [
+        (
+            f"{match['score']:.3f}",
+            match["key"],
+            ", ".join(f"{field} {value}" for field, value in match["metadata"].items()),
+        )
+        for match in matches
+    ]
+    print_report(f"Nearest to: {QUERY}, where {wishes}", ("score", "row of the table", "metadata"), found)

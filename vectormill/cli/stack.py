@@ -1,6 +1,5 @@
 """Run `vectormill up` as a child process for the duration of one command, and prepare its data directory."""
 
-import contextlib
 import os
 import shutil
 import signal
@@ -16,9 +15,9 @@ from typing import Final, NoReturn, Self
 
 from vectormill.cli.extras import require_service
 from vectormill.domain.errors import Unavailable
-from vectormill.embedded.account import make_directory
+from vectormill.embedded.account import make_data_dir
 from vectormill.embedded.cluster import remove_cluster
-from vectormill.processes.lifetimes import free_port, spawn
+from vectormill.processes.lifetimes import end_child, free_port, spawn
 from vectormill.processes.logs import open_log, tail_of
 from vectormill.settings import PREFIX, process_environment
 
@@ -26,7 +25,7 @@ COMMAND: Final = (sys.executable, "-m", "vectormill.cli")
 # The first start creates a Postgres cluster and loads a model; crash recovery may replay a large log.
 START_SECONDS: Final = 300.0
 # `up` promises to stop within 15 s.
-STOP_SECONDS: Final = 30.0
+END: Final = ((signal.SIGTERM, 30.0),)
 POLL_SECONDS: Final = 0.1
 LOG_NAME: Final = "up.log"
 ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
@@ -70,18 +69,20 @@ class Stack:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number in ENDING_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the shutdown
+        # A second signal must not interrupt the shutdown.
+        handlers = {
+            number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *ENDING_SIGNALS)
+        }
         if self._child is not None:
-            stop(self._child)
-        for number, handler in self._handlers.items():
+            end_child(self._child, END)
+        for number, handler in (handlers | self._handlers).items():
             signal.signal(number, handler)
 
     def wait_until_ready(self) -> str:
         """Return the API's URL, once all processes are healthy. Raise StackFailed with the end of the log."""
         assert self._child is not None, "the stack is started by entering it"
         deadline = time.monotonic() + START_SECONDS
-        while not has_said_ready(self._log):
+        while not any(line.startswith(b"ready") for line in self._log.read_bytes().splitlines()):
             status = self._child.poll()
             if status is not None:
                 raise StackFailed(
@@ -99,38 +100,8 @@ class Stack:
             return spawn(self._command, env=self._environment, output=output)
 
 
-def has_said_ready(log: Path) -> bool:
-    """Return whether `up` has written its line `ready` to the log."""
-    return any(line.startswith(b"ready") for line in log.read_bytes().splitlines())
-
-
-def stop(child: "subprocess.Popen[bytes]") -> None:
-    """Terminate a child and wait for it, even if Ctrl-C is pressed again; kill it after STOP_SECONDS."""
-    deadline = time.monotonic() + STOP_SECONDS
-    with contextlib.suppress(ProcessLookupError):
-        child.terminate()
-    while child.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
-            child.wait(POLL_SECONDS)
-    if child.poll() is None:
-        child.kill()
-        child.wait()
-
-
 def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
-
-
-def make_data_dir(directory: Path) -> Path:
-    """Create the directory if necessary, and return its absolute path.
-
-    A directory created by root can be traversed by others, because its Postgres runs as another user.
-    """
-    directory = directory.expanduser().absolute()
-    if not directory.exists():
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        make_directory(directory, 0o711 if os.geteuid() == 0 else 0o700)
-    return directory
 
 
 @contextmanager

@@ -110,6 +110,18 @@ def make_directory(directory: Path, mode: int, account: Account | None = None) -
         os.chown(directory, account.uid, account.gid)
 
 
+def make_data_dir(directory: Path) -> Path:
+    """Create a data directory if necessary, and return its absolute path.
+
+    One that root creates can be traversed by others, because its Postgres runs as another user, but not listed.
+    """
+    directory = directory.expanduser().absolute()
+    if not directory.exists():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(directory, 0o711 if os.geteuid() == 0 else 0o700)
+    return directory
+
+
 def write_private(path: Path, text: str, account: Account | None = None) -> None:
     """Atomically write the text to a file that only its owner can read, replacing an earlier file."""
     with open_replacement(path, is_private=True, follows_links=False) as file:

@@ -18,7 +18,7 @@ from typing import Any, Self, get_args
 
 from vectormill.db.roles import Roles, derive_url
 from vectormill.domain.errors import VectormillError
-from vectormill.embedded.account import make_directory
+from vectormill.embedded.account import make_data_dir
 from vectormill.embedded.data_dir import LOCK_NAME, DirectoryLock, RunningStack, remove_note, write_note
 from vectormill.embedded.errors import StartCancelled
 from vectormill.embedded.postgres import EmbeddedPostgres
@@ -105,10 +105,7 @@ class EmbeddedStack:
 
         Raise AlreadyRunning, EmbeddedServerFailed or StartCancelled; nothing is left running then.
         """
-        if not self.data_dir.exists():
-            # Under root, others may traverse the directory (Postgres's user must) but not list it.
-            self.data_dir.parent.mkdir(parents=True, exist_ok=True)
-            make_directory(self.data_dir, 0o711 if os.geteuid() == 0 else 0o700)
+        make_data_dir(self.data_dir)
         self._lock.acquire()
         try:
             self._start_servers()

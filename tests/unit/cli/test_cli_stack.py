@@ -75,7 +75,7 @@ def test_a_stack_that_never_gets_ready_is_given_up(tmp_path: Path, monkeypatch: 
 
 
 def test_a_stack_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "STOP_SECONDS", 0.3)
+    monkeypatch.setattr(stacks, "END", ((signal.SIGTERM, 0.3),))
     with Stack(tmp_path, command=fake_up(tmp_path, STUBBORN)) as stack:
         stack.wait_until_ready()
         pid = int((tmp_path / "pid").read_text())
