@@ -38,7 +38,7 @@ from vectormill.sources.following import (
     remove_failed,
     try_to_follow,
 )
-from vectormill.sources.lookups import read_keys
+from vectormill.sources.opening import read_keys
 from vectormill.sources.reader import SourcePlace
 from vectormill.sources.source import NONE, Source, parse_split
 from vectormill.work.loop import Loop

@@ -68,8 +68,7 @@ from vectormill.runs.run import (
     refuse_change,
 )
 from vectormill.runs.runs import forget_attempts, refuse_without_texts
-from vectormill.sources.lookups import find_present
-from vectormill.sources.opening import open_source
+from vectormill.sources.opening import find_present, open_source
 from vectormill.sources.own_texts import CarriedTextReader
 from vectormill.sources.reader import Reader, SourcePlace
 from vectormill.sources.source import OWN_TEXTS, SQL, Source

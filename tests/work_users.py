@@ -42,9 +42,9 @@ from vectormill.jobs.dispatch import list_demands, mark_queued
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.jobs import cancel_job
+from vectormill.jobs.operations import InputBody
 from vectormill.jobs.submission import JobWriter
 from vectormill.models.registry import Registry
-from vectormill.objects.bodies import InputBody
 from vectormill.objects.closing import close_output, sweep
 from vectormill.objects.input import INPUT, HeldInput, claim_input
 from vectormill.objects.manifest import MANIFEST, read_manifest

@@ -29,7 +29,7 @@ from api.dependencies import JobId, Resources, ResourcesDependency
 from api.problems import Problem
 from api.routes.jobs import JOB_CHANGES, change_job
 from api.routes.results import get_results, get_vectors
-from api.streams.result_streams import ResultResponse
+from api.streams.row_streams import ResultResponse
 from vectormill.domain.task import RECORD, REPRESENTATIONS, RESULT_ROUTES, SCORE, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS, OutputName, RowsName
 from vectormill.jobs.backlog import Waiting, count_open_jobs, list_waiting

@@ -43,6 +43,7 @@ from vectormill.files.roots import Roots
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.operations import (
+    InputBody,
     ItemBody,
     JobBody,
     JobRequest,
@@ -56,7 +57,6 @@ from vectormill.jobs.waiting import make_job_body, refuse_unserved
 from vectormill.keys.api_key import ADMIN, SOURCES
 from vectormill.models.registry import make_spec
 from vectormill.models.suggestions import find_need
-from vectormill.objects.bodies import InputBody
 from vectormill.objects.iceberg import SCHEME, check_table_url
 from vectormill.objects.store import normalize, refuse_outside
 from vectormill.objects.submission import add_objects, find_inputs, refuse_unfit_columns

@@ -35,7 +35,6 @@ from api.openai.operations import (
 from api.openai.reranking import pair_up, rank, rank_documents
 from api.queries import Answered
 from api.serving import serve
-from api.streams.decimal_tables import write_wholes
 from api.streams.result_columns import write_vectors
 from vectormill.batches.endpoints import (
     MAX_INPUTS,
@@ -49,7 +48,7 @@ from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, Encoding
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import JUDGE, MULTI_VECTOR, SPARSE
 from vectormill.jobs.item import join_pair
-from vectormill.vectors.decimals import write_decimals
+from vectormill.vectors.decimals import write_decimals, write_wholes
 from vectormill.vectors.quantization import pack_signs
 from vectormill.vectors.representations import Representations
 from vectormill.vectors.scores import rank_scores

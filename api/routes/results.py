@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.serving import serve
-from api.streams.result_streams import ResultResponse
+from api.streams.row_streams import ResultResponse
 from api.streams.vector_streams import PieceResponse, start_reading
 from vectormill.domain.errors import InvalidOption, WrongJobState
 from vectormill.domain.task import RECORD, REPRESENTATIONS, RESULT_ROUTES, SCORE, VECTOR

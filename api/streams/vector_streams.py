@@ -15,13 +15,19 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from api.streams.decimal_tables import HALF_SLOT_BYTES, WHOLE_SLOT_BYTES, write_halves, write_wholes
 from vectormill.domain.encoding import FLOAT32
 from vectormill.files.matrices import write_header
 from vectormill.files.parquet import open_writer
 from vectormill.jobs.export import ResultBlock
 from vectormill.jobs.job import Job
-from vectormill.vectors.decimals import SLOT_BYTES, write_decimals
+from vectormill.vectors.decimals import (
+    HALF_SLOT_BYTES,
+    SLOT_BYTES,
+    WHOLE_SLOT_BYTES,
+    write_decimals,
+    write_halves,
+    write_wholes,
+)
 from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, VectorType
 
 Block = TypeVar("Block")

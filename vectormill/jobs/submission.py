@@ -43,8 +43,8 @@ from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import UPLOADING, Job, NewJob
 from vectormill.jobs.jobs import find_job, lock_job
 from vectormill.jobs.key_ledger import KeyLedger, refuse_full_disk
+from vectormill.jobs.operations import InputBody
 from vectormill.jobs.twins import add_twin
-from vectormill.objects.bodies import InputBody
 from vectormill.objects.input import add_input
 from vectormill.objects.output import OutputPlace, add_output, leave_folder, take_place
 from vectormill.objects.reference import ItemReference, RowGroups, decode_reference, is_reference

@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Connection, text
 
 from vectormill.domain.states import States
-from vectormill.objects.bodies import InputBody
+from vectormill.jobs.operations import InputBody
 from vectormill.settings import Settings
 from vectormill.work.loop import Held
 from vectormill.work.work import Lease, Work, claim

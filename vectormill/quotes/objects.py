@@ -12,7 +12,7 @@ import numpy as np
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.chunk import TokenEstimate
-from vectormill.objects.bodies import InputBody
+from vectormill.jobs.operations import InputBody
 from vectormill.objects.cutting import ChunkLimits, choose_format, cut_object
 from vectormill.objects.reference import ItemReference
 from vectormill.objects.store import StoredObject, read_range

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine
 
-from api.streams.result_streams import write_results
+from api.streams.row_streams import write_job
 from api.streams.vector_streams import start_reading
 from tests.building import build, encode_all, swap
 from tests.database import ask, execute
@@ -133,7 +133,7 @@ def test_the_formats_of_a_job_say_the_same(engine: Engine, spec: EncodingSpec) -
     encode_all(engine)
 
     def export(name: str) -> bytes:
-        return b"".join(write_results(job, name, start_reading(read_results(engine, job.id))))
+        return b"".join(write_job(job, name, start_reading(read_results(engine, job.id))))
 
     lines = [msgspec.json.decode(line) for line in export("ndjson").splitlines()]
     table = pq.read_table(io.BytesIO(export("parquet"))).to_pylist()

@@ -34,9 +34,9 @@ from vectormill.jobs import submission
 from vectormill.jobs.deletion import discard_stale_uploads
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.jobs import find_job
+from vectormill.jobs.operations import InputBody
 from vectormill.jobs.submission import JobWriter
 from vectormill.objects import store
-from vectormill.objects.bodies import InputBody
 from vectormill.objects.input import HeldInput, claim_input
 from vectormill.objects.submission import read_input
 from vectormill.settings import Settings

@@ -26,8 +26,8 @@ from vectormill.domain.errors import InvalidOption, VectormillError
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.jobs import cancel_job
+from vectormill.jobs.operations import InputBody
 from vectormill.jobs.submission import JobWriter
-from vectormill.objects.bodies import InputBody
 from vectormill.objects.loading.load import OTHER_BYTES, LoadProgress, count_rows, load_output
 from vectormill.objects.loading.pgvector import open_postgres
 from vectormill.objects.loading.qdrant import refuse_unfit

@@ -27,8 +27,8 @@ from vectormill.jobs.export import read_results
 from vectormill.jobs.item import INPUT_CHANGED, Item, Items
 from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, retry_job
+from vectormill.jobs.operations import InputBody
 from vectormill.jobs.submission import JobWriter
-from vectormill.objects.bodies import InputBody
 from vectormill.objects.manifest import MANIFEST, read_batches, read_manifest, read_table
 from vectormill.objects.output import CLOSING
 from vectormill.objects.parts import name_part, write_staged

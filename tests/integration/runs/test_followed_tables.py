@@ -33,7 +33,7 @@ from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption
 from vectormill.jobs.deletion import discard_ended_puts
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
-from vectormill.sources import lookups
+from vectormill.sources import opening
 from vectormill.sources.following import (
     LIST_CHANGED_COLLECTIONS,
     LIST_CHANGES,
@@ -43,7 +43,7 @@ from vectormill.sources.following import (
     list_followed_tables,
     unfollow_table,
 )
-from vectormill.sources.lookups import write_look_up
+from vectormill.sources.opening import write_look_up
 from vectormill.sources.source import Source
 from vectormill.sources.sql import write_array
 
@@ -120,7 +120,7 @@ def test_a_transaction_that_commits_late_is_not_overlooked(engine: Engine, follo
 def test_a_change_during_a_round_is_done_in_the_next(
     engine: Engine, followed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = lookups.read_keys
+    read = opening.read_keys
     run(engine, "INSERT INTO papers VALUES (1, 'one', 'de')")
 
     def read_and_be_overtaken(*arguments: Any) -> Any:
@@ -155,7 +155,7 @@ def test_of_two_followers_at_once_one_submits_a_change(engine: Engine, followed:
 def test_a_follower_whose_changes_another_has_taken_keeps_nothing(
     engine: Engine, followed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = lookups.read_keys
+    read = opening.read_keys
     run(engine, "INSERT INTO papers VALUES (1, 'one', 'de')")
 
     def read_and_lose(*arguments: Any) -> Any:

@@ -16,8 +16,7 @@ from vectormill.domain.errors import InvalidOption, SourceFailed, SourceInterrup
 from vectormill.jobs.item import Item
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
-from vectormill.sources.lookups import find_present
-from vectormill.sources.opening import open_source
+from vectormill.sources.opening import find_present, open_source
 from vectormill.sources.reader import Reader, SourcePlace
 from vectormill.sources.source import OWN_TEXTS, PUSH, SQL, Source
 from vectormill.sources.sources import save_source

@@ -6,8 +6,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.streams.decimal_tables import HALF_SLOT_BYTES, write_halves, write_wholes
-from vectormill.vectors.decimals import SLOT_BYTES, SMALLEST, STRIP, write_decimals
+from vectormill.vectors.decimals import (
+    HALF_SLOT_BYTES,
+    SLOT_BYTES,
+    SMALLEST,
+    STRIP,
+    write_decimals,
+    write_halves,
+    write_wholes,
+)
 
 
 def read_rows(vectors: np.ndarray) -> np.ndarray:

@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from starlette.requests import ClientDisconnect
 
-from api.streams.result_streams import (
+from api.streams.row_streams import (
     ResultResponse,
     choose_group_bytes,
     gather_pages,
     make_pages,
-    write_results,
+    write_job,
 )
 from api.streams.vector_streams import start_reading
 from tests.jobs import JOB, make_completed_job
@@ -40,7 +40,7 @@ def make_block(start: int, count: int, missing: tuple[int, ...] = ()) -> ResultB
 def test_a_job_without_any_vector_is_a_whole_file_all_the_same(name: str) -> None:
     job = make_completed_job(2)
     blocks = start_reading(iter([make_block(0, 2, missing=(0, 1))]))
-    content = b"".join(write_results(job, name, blocks))
+    content = b"".join(write_job(job, name, blocks))
     if name == "ndjson":
         assert content == b""
     elif name == "parquet":

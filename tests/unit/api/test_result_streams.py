@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.streams.result_columns import describe_first
-from api.streams.result_streams import write_results
+from api.streams.row_streams import write_job
 from api.streams.vector_streams import PIECE_BYTES, start_reading
 from tests.jobs import make_completed_job
 from vectormill.collections.row_kinds import take_objects
@@ -42,9 +42,9 @@ def test_scores_have_their_labels_whatever_these_are_called() -> None:
     numbers = np.random.default_rng(3).random((NUM_ITEMS, len(LABELS)), dtype=np.float32)
     present = np.array([True, True, False, True])
     block = ResultBlock(0, ["a", "b", "c", "d"], numbers, present)
-    content = b"".join(write_results(judged(), "ndjson", start_reading(iter([block]))))
+    content = b"".join(write_job(judged(), "ndjson", start_reading(iter([block]))))
     rows = [json.loads(line) for line in content.splitlines()]
-    whole = b"".join(write_results(judged(), "parquet", start_reading(iter([block]))))
+    whole = b"".join(write_job(judged(), "parquet", start_reading(iter([block]))))
     table = pq.read_table(io.BytesIO(whole)).to_pylist()
     assert [row["key"] for row in rows] == [row["key"] for row in table] == ["a", "b", "d"]
     for row, written, expected in zip(rows, table, numbers[present], strict=True):
@@ -69,7 +69,7 @@ def test_records_of_many_small_chunks_share_a_row_group() -> None:
     """The footer names every group, and is in memory to the end: a group for each chunk grows with the job."""
     record = b'[[{"type":"a"}]]'
     job = extracted(NUM_CHUNKS * NUM_ITEMS)
-    content = b"".join(write_results(job, "parquet", start_reading(blocks_of(record))))
+    content = b"".join(write_job(job, "parquet", start_reading(blocks_of(record))))
     file = pq.ParquetFile(io.BytesIO(content))
     assert (file.num_row_groups, file.metadata.num_rows) == (1, 3 * NUM_CHUNKS)
     table = file.read().to_pylist()
@@ -80,7 +80,7 @@ def test_records_of_many_small_chunks_share_a_row_group() -> None:
 @pytest.mark.parametrize("format", ["ndjson", "parquet"])
 def test_a_job_without_any_record_is_an_empty_file(format: str) -> None:
     block = record_block(0, ["a", "b"], [None, None])
-    content = b"".join(write_results(extracted(2), format, start_reading(iter([block]))))
+    content = b"".join(write_job(extracted(2), format, start_reading(iter([block]))))
     if format == "parquet":
         assert pq.read_table(io.BytesIO(content)).num_rows == 0
     else:
@@ -91,11 +91,11 @@ def test_records_of_megabytes_are_sent_piece_by_piece() -> None:
     """Joined, a chunk of them would be in memory a second and a third time."""
     record = b'["' + b"x" * PIECE_BYTES + b'"]'
     block = record_block(0, [str(number) for number in range(9)], [record] * 9)
-    pieces = list(write_results(extracted(9), "ndjson", start_reading(iter([block]))))
+    pieces = list(write_job(extracted(9), "ndjson", start_reading(iter([block]))))
     assert max(map(len, pieces)) < 2 * PIECE_BYTES + 100
     assert [json.loads(line)["key"] for line in b"".join(pieces).splitlines()] == block.keys
     groups = pq.ParquetFile(
-        io.BytesIO(b"".join(write_results(extracted(9), "parquet", start_reading(iter([block] * 40)))))
+        io.BytesIO(b"".join(write_job(extracted(9), "parquet", start_reading(iter([block] * 40)))))
     )
     assert groups.metadata.num_rows == 360
     assert groups.num_row_groups > 1
@@ -109,7 +109,7 @@ def test_records_of_a_job_that_is_removed_meanwhile_are_no_whole_file(format: st
 
     pieces: list[bytes] = []
     with pytest.raises(JobNotFound):
-        pieces.extend(write_results(extracted(2), format, start_reading(broken())))
+        pieces.extend(write_job(extracted(2), format, start_reading(broken())))
     assert not b"".join(pieces).endswith(b"PAR1")
 
 
@@ -138,8 +138,7 @@ def test_every_format_and_an_item_spell_a_vector_alike(data: st.DataObject, name
     job = replace(job, spec=replace(job.spec, vector_type=name, dimensions=width))
     block = ResultBlock(0, [f"k{place}" for place in range(len(rows))], rows, np.ones(len(rows), np.bool_))
     written = {
-        format: b"".join(write_results(job, format, start_reading(iter([block]))))
-        for format in OUTPUT_FORMATS
+        format: b"".join(write_job(job, format, start_reading(iter([block])))) for format in OUTPUT_FORMATS
     }
     lines = [json.loads(line) for line in written["ndjson"].splitlines()]
     items = [describe_first(rows[place : place + 1], job.spec) for place in range(len(rows))]

@@ -2,8 +2,7 @@
 
 from typing import get_args
 
-from api.streams.result_streams import NPY
-from api.streams.row_streams import ROW_FORMATS
+from api.streams.row_streams import NPY, ROW_FORMATS
 from vectormill.files.formats import (
     INPUT_FORMATS,
     OUTPUT_FORMATS,
