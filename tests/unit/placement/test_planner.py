@@ -12,10 +12,10 @@ from vectormill.models.model_shape import ModelShape, TensorSize
 from worker.devices.described import describe_inventory
 from worker.devices.device import CPU, Inventory
 from worker.placement.placement import Placement, PlanSettings, Replica
-from worker.placement.planner import plan_placement
 from worker.placement.replicas import DoesNotFit, MinimumNeeds, ReplicaBuilder
 from worker.placement.room import GIB, DeviceCapacity
 from worker.placement.strategies import HYBRID, PIPELINE, REPLICATE, SHARED, TENSOR
+from worker.placement.together import plan_placement
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from vectormill.models.registry import Registry
 from worker.devices.described import describe_inventory
 from worker.placement.footprint import BIAS_BYTES, make_footprint
 from worker.placement.placement import Placement, PlanSettings, Replica
-from worker.placement.planner import make_needs
 from worker.placement.replicas import ReplicaBuilder
 from worker.placement.room import GIB, DeviceCapacity
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR
+from worker.placement.together import make_needs
 from worker.plan import find_shape, plan_worker
 from worker.settings import WorkerSettings
 
