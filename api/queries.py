@@ -14,7 +14,7 @@ import asyncio
 import functools
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -46,6 +46,7 @@ from vectormill.domain.encoding import FAIL, LATE, PASSAGES, TRUNCATE, EncodingS
 from vectormill.domain.errors import EncodingTimeout, InvalidItem, QueryLost, Unavailable
 from vectormill.jobs.item import find_text_failure
 from vectormill.jobs.waiting import explain_query_wait
+from vectormill.models.prompt_room import leaves_room, require_room
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.tracing import recorded_traceparent, span
@@ -96,13 +97,14 @@ class MessageLost(Exception):
 class Answered:
     """The vectors of one client's texts, or their outputs.
 
-    `failures` maps the index of a failed text to its reason; its row is zeros, or None.
+    `failures` maps the index of a failed text to its reason; its row is zeros, or None. `truncated` are the indices of
+    texts that were cut.
     """
 
     vectors: npt.NDArray[Any]  # float32 [texts, dimensions], or Representations [texts]
     failures: Mapping[int, str]
     num_tokens: int
-    num_truncated: int
+    truncated: Set[int]
 
 
 @dataclass(slots=True, eq=False)
@@ -171,21 +173,25 @@ class QueryExchange:
         self._hearing: asyncio.Task[None] | None = None
         self._clock_offset: float | None = None  # of Redis's clock from the event loop's
 
-    async def encode_queries(self, spec: EncodingSpec, texts: Sequence[str]) -> list[Any]:
+    async def encode_queries(self, spec: EncodingSpec, texts: Sequence[str]) -> list[tuple[Any, bool]]:
         """Return the vectors of checked queries, each float32 [dimensions], in the vector space of `spec`.
 
-        For a spec of several outputs they are Representations.
+        Beside each stands if its text was cut. For a spec of several outputs they are Representations.
 
-        Raise InvalidItem if a text cannot be encoded, EncodingTimeout if no worker answers in time, QueryLost if the
-        query was lost twice, and Unavailable if the API is stopping or has no Redis.
+        Raise InvalidOption if the model's query prompt leaves no room for them, InvalidItem if a text cannot be
+        encoded, EncodingTimeout if no worker answers in time, QueryLost if the query was lost twice, and Unavailable if
+        the API is stopping or has no Redis.
         """
         different = list(dict.fromkeys(texts))
         if self._registry.is_read(spec.model):
             query_spec = make_query_spec(self._registry, spec)
         else:
             query_spec = await run_in_threadpool(make_query_spec, self._registry, spec)
+        if not leaves_room(query_spec):
+            await run_in_threadpool(require_room, self._registry.card(spec.model), query_spec)
         answered = await self.answer_all(query_spec, [text.encode() for text in different])
-        by_text = dict(zip(different, answered.vectors, strict=True))
+        is_cut = [row in answered.truncated for row in range(len(different))]
+        by_text = dict(zip(different, zip(answered.vectors, is_cut, strict=True), strict=True))
         return [by_text[text] for text in texts]
 
     async def answer_all(self, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
@@ -467,15 +473,17 @@ def cut_parts(texts: Sequence[bytes], max_bytes: int = MAX_BYTES) -> Iterator[Se
 
 def join_parts(answers: Sequence[Answered]) -> Answered:
     failures: dict[int, str] = {}
+    truncated: set[int] = set()
     start = 0
     for answer in answers:
         failures |= {start + row: reason for row, reason in answer.failures.items()}
+        truncated |= {start + row for row in answer.truncated}
         start += len(answer.vectors)
     return Answered(
         np.concatenate([answer.vectors for answer in answers]),
         failures,
         sum(answer.num_tokens for answer in answers),
-        sum(answer.num_truncated for answer in answers),
+        truncated,
     )
 
 
@@ -540,7 +548,7 @@ def split_answer(answer: EncodedTexts, together: Sequence[QueryTexts]) -> list[A
                 vectors[start:end],
                 {row - start: why for row, why in answer.failures.items() if start <= row < end},
                 int(counts[start:end].sum()),
-                sum(start <= row < end for row in answer.truncated),
+                {row - start for row in answer.truncated if start <= row < end},
             )
         )
         start = end

@@ -32,6 +32,7 @@ CARD = Registry({}).card(DEFAULT_MODEL)
 SPEC = make_spec(CARD, EncodingOptions(normalize=False))
 # Token ids in the packaged model's vocabulary.
 ERROR, CRASH, HANG, NAN, LOST = 7561, 5823, 6865, 16660, 2439  # "error" "crash" "hang" "nan" "lost"
+ZERO = 5717  # "zero": the vector is zero
 LATER = 2101  # "later": fail only after the hold has ended, not at once
 HANG_WHILE_FILE_EXISTS = "hold"
 LONGEST_HOLD_SECONDS = 60.0
@@ -40,7 +41,7 @@ LONGEST_HOLD_SECONDS = 60.0
 class FaultyEncoder(DirectEncoder):
     """An encoder whose vector for a sequence depends on its token ids alone, not on the rest of the batch.
 
-    Certain token ids make it exit, hang, raise or return NaN.
+    Certain token ids make it exit, hang, raise or return NaN or zero.
     """
 
     def __init__(self, order: EncoderOrder, num_streams: int = 1) -> None:
@@ -61,7 +62,7 @@ class FaultyEncoder(DirectEncoder):
         self._wait_while_held()
         vectors = np.empty((len(batch), self._order.card.dimension), dtype=np.float32)
         for row, ids in enumerate(np.split(batch.input_ids, np.cumsum(batch.lengths)[:-1])):
-            vectors[row] = np.nan if NAN in ids else np.resize(ids, vectors.shape[1])
+            vectors[row] = np.nan if NAN in ids else np.resize(ids, vectors.shape[1]) * (ZERO not in ids)
         return Ragged.from_matrix(vectors)
 
     def _wait_while_held(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from sqlalchemy import Engine
 
 from tests.database import ask, execute
-from tests.protocol import SPEC, dispatch_all, vector_of
+from tests.protocol import LONG, SPEC, dispatch_all, vector_of
 from vectormill.files.roots import ANYWHERE
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import Job
@@ -45,9 +45,8 @@ class ObedientEngine:
         n = len(request.texts)
         vectors = np.array([vector_of(given) for given in request.texts]).reshape(n, SPEC.dimensions)
         counts = np.full(n, 3, dtype=np.int32)
-        return EncodeResult(
-            Ragged.from_matrix(vectors), {}, counts, 4 * n, np.zeros(n, dtype=np.bool_), {"run": 0.1}
-        )
+        is_cut = np.array([given.startswith(LONG) for given in request.texts], dtype=np.bool_)
+        return EncodeResult(Ragged.from_matrix(vectors), {}, counts, 4 * n, is_cut, {"run": 0.1})
 
 
 class FussyEngine(ObedientEngine):

@@ -18,17 +18,17 @@ from typing import Any, Final, Self, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from vectormill.domain.encoding import DEFAULT_MODEL, FLOAT16, INT8, EncodingSpec, OptionArguments
+from vectormill.domain.encoding import DEFAULT_MODEL, INT8, EncodingSpec, OptionArguments
 from vectormill.domain.errors import ConfigurationError, InvalidOption, ModelError
 from vectormill.domain.task import VECTOR
-from vectormill.jobs.item import CRASHED_WORKER, ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure
+from vectormill.jobs.item import CRASHED_WORKER, ITEM_ERROR_CODES, ItemFailure
+from vectormill.jobs.vector_failures import find_vector_failures
 from vectormill.models.registry import EncodingOptions, make_spec, open_registry
 from vectormill.models.suggestions import find_need
 from vectormill.rows.values import encode_text
 from vectormill.settings import load_settings
 from vectormill.vectors.quantization import Ranges
 from vectormill.vectors.vector_types import (
-    MAX_HALF,
     Rows,
     VectorType,
     choose_vector_type,
@@ -248,11 +248,9 @@ class Answer:
         vectors = result.vectors
         is_sound = np.ones(len(group), dtype=np.bool_)
         is_sound[list(result.failures)] = False
-        if self._kind.name == FLOAT16:
-            too_large = is_sound & (np.abs(vectors).max(axis=1) > MAX_HALF)
-            for place in np.flatnonzero(too_large).tolist():
-                self.fail(group.start + place, NON_FINITE_VECTOR)
-            is_sound &= ~too_large
+        for place, failure in find_vector_failures(vectors, self._kind).items():
+            self._failures.setdefault(group.start + place, failure)
+            is_sound[place] = False
         self._rows[here][is_sound] = make_rows(vectors[is_sound], self._kind, self._ranges)
 
     def fail(self, place: int, code: str) -> None:

@@ -15,7 +15,7 @@ from api.console.pages import Page
 from api.cursors import cut_page, decode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.problems import Problem
-from api.routes.searches import find_embeddings, fit_searches, make_one_search, open_generation
+from api.routes.searches import find_nearest, fit_searches, make_one_search, open_generation
 from vectormill.collections.collection import VECTORS, find_kind
 from vectormill.collections.descriptions import (
     CollectionDescription,
@@ -206,13 +206,14 @@ async def search(resources: Resources, name: str, form: SearchForm, *, has_texts
             wanted = make_one_search(query, "", resources)
             generation = await open_generation(resources, name, [query])
             searches, given = fit_searches([query], [wanted], generation, is_one=True)
-            (embedding,) = await find_embeddings([query], searches, given, generation, resources)
-            (nearest,) = await resources.searches.find(generation, [(searches[0], embedding)])
+            (nearest,) = await find_nearest([query], searches, given, generation, resources)
     except (VectormillError, Problem) as error:
         return SearchOutcome([], time.perf_counter() - start, refusal=str(error))
     note = None
     if nearest.num_rows_read:
         note = f"No index was used: all rows, about {nearest.num_rows_read:,}, were read."
+    if nearest.is_cut:
+        note = f"Only the first {generation.spec.max_tokens:,} tokens of the query were read (max_tokens)."
     if nearest.repeated_because is not None:
         note = f"The search was repeated exactly, because {nearest.repeated_because}."
     if nearest.missing_fields:

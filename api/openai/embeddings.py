@@ -207,6 +207,6 @@ def write_answer(request: EmbeddingsRequest, answered: Answered, spec: EncodingS
     usage = {
         "prompt_tokens": answered.num_tokens,
         "total_tokens": answered.num_tokens,
-        "truncated_inputs": answered.num_truncated,
+        "truncated_inputs": len(answered.truncated),
     }
     return msgspec.json.encode({"object": "list", "data": data, "model": request.model, "usage": usage})

@@ -19,6 +19,7 @@ from api.serving import serve, write_answer
 from vectormill.collections.collection import Generation, require_vectors
 from vectormill.collections.collections import check_spec_fits
 from vectormill.collections.generations import find_spec
+from vectormill.domain.encoding import DOT
 from vectormill.domain.errors import InvalidOption, ItemNotFound, SpecMismatch
 from vectormill.domain.task import DENSE
 from vectormill.search import operations
@@ -78,8 +79,7 @@ async def post_search(request: Request, name: CollectionName, resources: Resourc
         searches, given = await run(
             is_small, fit_searches, queries, searches, generation, wanted.queries is None
         )
-        embeddings = await find_embeddings(queries, searches, given, generation, resources)
-        found = await resources.searches.find(generation, list(zip(searches, embeddings, strict=True)))
+        found = await find_nearest(queries, searches, given, generation, resources)
         num_matches = sum(len(nearest.matches) for nearest in found)
         content = await run(num_matches <= FEW_MATCHES, make_answer, searches, found, wanted.queries is None)
         return Response(content, media_type="application/json")
@@ -172,19 +172,19 @@ def fit_searches(
     return fitted, given
 
 
-async def find_embeddings(
+async def find_nearest(
     queries: Sequence[SearchQuery],
     searches: Sequence[Search],
     given: Sequence[Vectors | None],
     generation: Generation,
     resources: Resources,
-) -> list[Vectors | None]:
-    """Return each query's vector, float32 [dimensions], or its outputs; None if the query needs none.
+) -> list[Nearest]:
+    """Return the matches of each search, by the vectors that are given or by those of the query's text.
 
-    They are those that are given, or those of its text: all texts that need the same outputs are encoded together.
-    Raise the errors of QueryExchange.encode_queries.
+    All texts that need the same outputs are encoded together. Raise the errors of QueryExchange.encode_queries and
+    find_matches.
     """
-    embeddings = list(given)
+    embeddings, cut = list(given), set[int]()
     texts: dict[tuple[str, ...], dict[int, str]] = {}
     for number, (query, search) in enumerate(zip(queries, searches, strict=True)):
         if given[number] is None and query.text is not None and search.outputs:
@@ -192,9 +192,11 @@ async def find_embeddings(
     for outputs, asked in texts.items():
         spec = generation.spec.narrow(outputs)
         encoded = await resources.queries.encode_queries(spec, list(asked.values()))
-        for number, embedding in zip(asked, encoded, strict=True):
+        for number, (embedding, is_cut) in zip(asked, encoded, strict=True):
             embeddings[number] = embedding
-    return embeddings
+            cut |= {number} if is_cut else set()
+    found = await resources.searches.find(generation, list(zip(searches, embeddings, strict=True)))
+    return [replace(nearest, is_cut=number in cut) for number, nearest in enumerate(found)]
 
 
 def make_answer(searches: Sequence[Search], found: Sequence[Nearest], is_one: bool) -> bytes:
@@ -228,6 +230,8 @@ def read_embedding(values: list[float], generation: Generation) -> npt.NDArray[n
     largest = np.abs(embedding).max(initial=0)
     if not np.isfinite(largest) or largest == 0:
         raise InvalidOption("The embedding has no direction: its numbers must be finite and not all zero.")
+    if generation.spec.similarity == DOT:
+        return check_numbers("embedding", values)
     # Only the direction matters, since rows are compared by angle or sign. At length 1, no number exceeds a
     # float16, and no square exceeds the float32 in which pgvector sums.
     embedding /= largest

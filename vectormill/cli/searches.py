@@ -102,6 +102,8 @@ def search(
         ef_search=ef_search,
         fingerprint=fingerprint,
     )
+    if matches.truncated:
+        tell(f"Only the beginning of the query was read, as many tokens as {collection} has as max_tokens.")
     if matches.repeated_because is not None:
         tell(f"Repeated as an exact search, because {matches.repeated_because}.")
     elif (matches.num_rows_read or 0) >= MANY_ROWS:

@@ -17,11 +17,11 @@ from vectormill.collections.collection import LIVE, Generation
 from vectormill.collections.collections import keeps_texts
 from vectormill.collections.generation_tables import find_ranges, upsert_rows
 from vectormill.collections.generations import list_written_generations
-from vectormill.domain.encoding import FLOAT16, INT8, EncodingSpec
+from vectormill.domain.encoding import INT8, EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, Conflict, SpecMismatch
 from vectormill.domain.task import VECTOR
 from vectormill.jobs.item import Items
-from vectormill.vectors.vector_types import MAX_HALF, choose_vector_type, make_column_rows
+from vectormill.vectors.vector_types import choose_vector_type, find_unfit, make_column_rows
 
 # Below every number that a job or a deletion has.
 IMPORTED_PLACE: Final = 0
@@ -83,11 +83,10 @@ def check_vectors(items: Items, vectors: npt.NDArray[np.float32], spec: Encoding
             f"{spec.dimensions}."
         )
     norms = np.linalg.norm(vectors, axis=1)
-    is_half = choose_vector_type(spec, in_collection=True).name == FLOAT16
-    most = MAX_HALF if is_half else np.finfo(np.float32).max
+    too_large, is_zero = find_unfit(vectors, choose_vector_type(spec, in_collection=True))
     for wrong, reason in (
-        (~(np.abs(vectors).max(axis=1, initial=0) <= most), "has NaN, infinity or a value that is too large"),
-        (norms == 0, "is zero"),
+        (too_large, "has NaN, infinity or a value that is too large"),
+        (is_zero, "is zero, at least in the collection's vector type"),
         (
             spec.normalize & (np.abs(norms - 1) > NORM_TOLERANCE),
             "does not have length 1; state --no-normalize",

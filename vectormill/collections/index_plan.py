@@ -7,12 +7,13 @@ it: docs/INDEXES.md."""
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self, TypedDict, Unpack
 
 from vectormill.collections.collection import AUTO, NO_INDEX
-from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
+from vectormill.domain.encoding import BINARY, COSINE, DOT, FLOAT16, FLOAT32, INT8, EncodingSpec
 from vectormill.domain.errors import InvalidOption
+from vectormill.vectors.vector_types import choose_vector_type
 
 KIB: Final = 1 << 10  # the unit of maintenance_work_mem
 MIB: Final = 1 << 20
@@ -42,16 +43,34 @@ SPARE_SHARE: Final = 0.1
 WORKER_BYTES: Final = 32 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorClass:
-    """A pgvector operator class: its SQL name, its maximum number of dimensions, and the bits of one value."""
+# int8 codes are restored to floats first, since every dimension has its own scale and offset. All others are compared
+# by the bare column, so that an index can serve.
+COLUMN: Final = "vectors.embedding"
+RESTORED: Final = f"(CAST({COLUMN} AS vector) * CAST(:steps AS vector) + CAST(:offsets AS vector))"
 
-    name: str
-    max_dimensions: int
-    bits: int
+
+@dataclass(frozen=True, slots=True)
+class VectorComparison:
+    """How rows of one vector type and similarity are compared: by a SQL operator, with a query of `query_type`.
+
+    `score` is the SQL of the score by the distance. `operator_class` is the pgvector operator class of an index, which
+    has at most `max_dimensions`, of `bits` bits each; None if no index works.
+    """
+
+    operator: str
+    query_type: str
+    score: str
+    operator_class: str | None = None
+    max_dimensions: int = 0
+    bits: int = 0
+    column: str = COLUMN
 
     def vector_bytes(self, dimensions: int) -> float:
         return dimensions * self.bits / 8
+
+    def write(self, query: str) -> str:
+        """Return the SQL of the distance between a row of `vectors` and the SQL of a query."""
+        return f"{self.column} {self.operator} {query}"
 
 
 # Sparse weights are compared by their inner product. pgvector refuses to index more weights of a row than these
@@ -64,11 +83,26 @@ WEIGHTS_BYTES: Final = "octet_length(sparsevec_send(sparse))"
 IS_INDEXED: Final = f"{WEIGHTS_BYTES} <= {12 + 8 * MOST_INDEXED_WEIGHTS}"
 IS_TOO_LONG: Final = f"{WEIGHTS_BYTES} > {12 + 8 * MOST_INDEXED_WEIGHTS}"
 
-OPERATOR_CLASSES: Final[Mapping[str, OperatorClass]] = {
-    FLOAT32: OperatorClass("vector_cosine_ops", 2000, 32),
-    FLOAT16: OperatorClass("halfvec_cosine_ops", 4000, 16),
-    BINARY: OperatorClass("bit_hamming_ops", 64_000, 1),
-}
+BY_COSINE: Final = "1 - distance"
+BY_PRODUCT: Final = "-distance"
+BY_SIGNS: Final = "1 - distance * 2 / {dimensions}"
+# The only place that says how vectors are compared. Of bits, the score is the cosine of the signs.
+COMPARISONS: Final[Mapping[tuple[str, str], VectorComparison]] = {
+    (FLOAT32, COSINE): VectorComparison("<=>", "vector", BY_COSINE, "vector_cosine_ops", 2000, 32),
+    (FLOAT16, COSINE): VectorComparison("<=>", "halfvec", BY_COSINE, "halfvec_cosine_ops", 4000, 16),
+    (INT8, COSINE): VectorComparison("<=>", "vector", BY_COSINE, column=RESTORED),
+    (BINARY, COSINE): VectorComparison("<~>", "bit({dimensions})", BY_SIGNS, "bit_hamming_ops", 64_000, 1),
+    (FLOAT32, DOT): VectorComparison("<#>", "vector", BY_PRODUCT, "vector_ip_ops", 2000, 32),
+    (FLOAT16, DOT): VectorComparison("<#>", "halfvec", BY_PRODUCT, "halfvec_ip_ops", 4000, 16),
+    (INT8, DOT): VectorComparison("<#>", "vector", BY_PRODUCT, column=RESTORED),
+}  # fmt: skip
+
+
+def choose_comparison(spec: EncodingSpec) -> VectorComparison:
+    """Return how the dense vectors of a collection of this spec are compared."""
+    found = COMPARISONS[choose_vector_type(spec, in_collection=True).name, spec.similarity]
+    query_type, score = (each.format(dimensions=spec.dimensions) for each in (found.query_type, found.score))
+    return replace(found, query_type=query_type, score=score)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +189,12 @@ class IndexPlan:
         }
 
 
-def find_operator_class(vector_type: str, dimensions: int) -> tuple[OperatorClass | None, str]:
-    """Return the operator class for an HNSW index on these vectors, or None if pgvector has none, and the reason."""
-    found = OPERATOR_CLASSES.get(vector_type)
-    if found is None:
-        assert vector_type == INT8
+def find_operator_class(
+    vector_type: str, dimensions: int, similarity: str = COSINE
+) -> tuple[VectorComparison | None, str]:
+    """Return the comparison that an HNSW index on these vectors serves, or None if none does, and the reason."""
+    found = COMPARISONS[vector_type, similarity]
+    if found.operator_class is None:
         return None, (
             "No index works for int8: a search compares restored codes, each dimension with its own scale and offset, "
             "but pgvector indexes the stored column. Use float16, which takes as much space in a collection."
@@ -169,7 +204,7 @@ def find_operator_class(vector_type: str, dimensions: int) -> tuple[OperatorClas
             f"pgvector indexes {vector_type} vectors of at most {found.max_dimensions:,} dimensions, but these have "
             f"{dimensions:,}. Use fewer dimensions, or the vector type binary."
         )
-    return found, f"Searches of {vector_type} vectors compare by {found.name}."
+    return found, f"Searches of {vector_type} vectors compare by {found.operator_class}."
 
 
 def estimate_graph_bytes(num_rows: int, vector_bytes: float, m: int) -> int:
@@ -185,6 +220,7 @@ def plan_index(
     wishes: IndexSettings,
     room: ServerCapacity,
     *,
+    similarity: str = COSINE,
     lacking: str = "",
     **limits: Unpack[BuildLimits],
 ) -> IndexPlan:
@@ -195,10 +231,10 @@ def plan_index(
     """
     if lacking:
         return _no_index(f"An HNSW index needs vectors, but the collection contains {lacking}.")
-    operator_class, reason = find_operator_class(vector_type, dimensions)
-    vector_bytes = 0.0 if operator_class is None else operator_class.vector_bytes(dimensions)
+    comparison, reason = find_operator_class(vector_type, dimensions, similarity)
+    vector_bytes = 0.0 if comparison is None else comparison.vector_bytes(dimensions)
     return _plan_build(
-        None if operator_class is None else operator_class.name,
+        None if comparison is None else comparison.operator_class,
         reason,
         num_rows,
         vector_bytes,

@@ -490,6 +490,7 @@ def plan_for(
         vector_type,
         wishes,
         room,
+        similarity=generation.spec.similarity,
         lacking="" if generation.spec.has_output(DENSE) else describe_lack(generation),
         **limits,
     )
@@ -690,5 +691,7 @@ def list_operator_classes(spec: EncodingSpec) -> list[str]:
     """Return the operator classes of the HNSW indexes that pgvector can build for the outputs of a spec."""
     dense = None
     if spec.has_output(DENSE):
-        dense, _ = find_operator_class(choose_vector_type(spec, in_collection=True).name, spec.dimensions)
-    return [*([dense.name] if dense else []), *([SPARSE_CLASS] if spec.has_output(SPARSE) else [])]
+        kind = choose_vector_type(spec, in_collection=True).name
+        dense, _ = find_operator_class(kind, spec.dimensions, spec.similarity)
+    classes = [dense.operator_class if dense else None, SPARSE_CLASS if spec.has_output(SPARSE) else None]
+    return [each for each in classes if each is not None]

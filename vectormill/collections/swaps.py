@@ -369,7 +369,7 @@ def open_building_generation(connection: Connection, collection: str, spec: Enco
     building = find_building(connection, collection)
     if building is not None:
         has_failed = connection.execute(HAS_FAILED, {"generation_id": building.id}).scalar_one()
-        if building.spec.fingerprint() == spec.fingerprint() and not has_failed:
+        if building.spec.builds_as(spec) and not has_failed:
             return building
         connection.execute(GIVE_UP_GENERATION, {"generation_id": building.id})
     values = {
@@ -395,7 +395,7 @@ def open_target_generation(
 
     def open_target(connection: Connection) -> Generation:
         live = find_generation(connection, collection)
-        if spec is not None and live.spec.fingerprint() != spec.fingerprint():
+        if spec is not None and not live.spec.builds_as(spec):
             return open_building_generation(connection, collection, spec)
         if find_building(connection, collection) is None:
             return live

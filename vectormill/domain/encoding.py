@@ -287,6 +287,9 @@ class EncodingSpec:
     For the task `score`, `dimensions` is the number of results for an item: for a classifier one for each of
     `labels`, computed from its outputs by `activation`. For the task `extract`, `extract_schema` says what is
     extracted, as JSON in canonical form, and `dimensions` is 0.
+
+    `similarity`, COSINE or DOT, is how a collection compares dense vectors. It does not change any, so it is no part of
+    the vector space: a collection keeps the one with which its generation began.
     """
 
     model: str
@@ -307,6 +310,7 @@ class EncodingSpec:
     outputs: str = DENSE
     sparse_dimensions: int = 0
     token_dimensions: int = 0
+    similarity: str = COSINE
 
     @property
     def result(self) -> str:
@@ -327,6 +331,10 @@ class EncodingSpec:
         """Return True if items get this output, one of OUTPUTS; False for the results of other tasks than `embed`."""
         return self.task == EMBED and name in self.outputs.split(",")
 
+    def builds_as(self, other: "EncodingSpec") -> bool:
+        """Return True if a generation of this spec is one of the other: of equal vectors, which it compares alike."""
+        return (self.fingerprint(), self.similarity) == (other.fingerprint(), other.similarity)
+
     def narrow(self, outputs: Sequence[str]) -> "EncodingSpec":
         """Return the spec that gives only these of its outputs, in the order of OUTPUTS."""
         has_dense = DENSE in outputs
@@ -336,6 +344,7 @@ class EncodingSpec:
             dimensions=self.dimensions if has_dense else 0,
             normalize=self.normalize and has_dense,
             vector_type=self.vector_type if has_dense else None,
+            similarity=self.similarity if has_dense else COSINE,
             sparse_dimensions=self.sparse_dimensions if SPARSE in outputs else 0,
             token_dimensions=self.token_dimensions if MULTI_VECTOR in outputs else 0,
         )
@@ -380,6 +389,8 @@ class EncodingSpec:
         hidden = self._of_task() if self.task == EMBED else {}
         if self.outputs == DENSE:
             hidden |= self._of_outputs()
+        if self.similarity == COSINE:
+            hidden["similarity"] = COSINE
         return {name: value for name, value in values.items() if name not in hidden}
 
     def describe(self) -> dict[str, Any]:

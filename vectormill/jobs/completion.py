@@ -11,9 +11,9 @@ from vectormill.collections.fills import copy_rows, hold_fill
 from vectormill.collections.generation_tables import find_ranges, upsert_rows
 from vectormill.collections.row_kinds import Results, take_objects
 from vectormill.db.session import driver_of
-from vectormill.domain.encoding import FLOAT16, INT8, EncodingSpec
+from vectormill.domain.encoding import INT8, EncodingSpec
 from vectormill.domain.errors import LeaseLost
-from vectormill.domain.task import RECORD, VARYING
+from vectormill.domain.task import RECORD, VARYING, VECTOR
 from vectormill.jobs.bottleneck import PERSIST
 from vectormill.jobs.chunk import (
     CANCELLED,
@@ -28,8 +28,6 @@ from vectormill.jobs.chunk import (
 )
 from vectormill.jobs.counters import count_chunk
 from vectormill.jobs.item import (
-    ITEM_ERROR_CODES,
-    NON_FINITE_VECTOR,
     TOO_MANY_WEIGHTS,
     UNSTORABLE_RECORD,
     Item,
@@ -37,11 +35,11 @@ from vectormill.jobs.item import (
     Items,
 )
 from vectormill.jobs.truncations import add_truncations
+from vectormill.jobs.vector_failures import find_vector_failures
 from vectormill.ragged import Ragged
 from vectormill.vectors.records import Records, UnstorableRecord, group_records, pack_records, read_records
 from vectormill.vectors.representations import MAX_WEIGHTS, unpack
 from vectormill.vectors.vector_types import (
-    MAX_HALF,
     Rows,
     VectorType,
     choose_vector_type,
@@ -172,15 +170,15 @@ def _group(found: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[int, Item
 def _leave_out_large(
     found: Mapping[int, bytes], spec: EncodingSpec
 ) -> tuple[dict[int, bytes], dict[int, ItemFailure]]:
-    """Return the representations that a collection can store, and failures for the others: a dense value is too large
-    for float16, or there are more weights than a sparsevec can have.
+    """Return the representations that a collection can store, and failures for the others: the dense vector does not
+    fit, or there are more weights than a sparsevec can have.
     """
     kept, failures = {}, {}
-    is_half = choose_vector_type(spec, in_collection=True).name == FLOAT16
+    kind = choose_vector_type(spec, in_collection=True)
     for item, packed in found.items():
         row = unpack(packed)
-        if is_half and np.abs(row.dense).max(initial=0) > MAX_HALF:
-            failures[item] = ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR])
+        if unfit := find_vector_failures(row.dense[np.newaxis], kind):
+            failures[item] = unfit[0]
         elif len(row.indices) > MAX_WEIGHTS:
             failures[item] = ItemFailure(
                 TOO_MANY_WEIGHTS,
@@ -263,8 +261,8 @@ def leave_out(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], ChunkOutcome]:
     """Return the rows [n] of `results` that can be stored, their vectors [n, dimensions], and the outcome.
 
-    It has a failure for each vector that overflows float16, if `kind` is that: the server would refuse the whole chunk.
-    The vectors are a view if no item failed.
+    It has a failure for each vector that `kind` cannot hold, for which the server would refuse the whole chunk, or that
+    would be zero. The vectors are a view if no item failed.
     """
     rows = np.arange(len(encoded))
     if outcome.failures:
@@ -272,12 +270,10 @@ def leave_out(
         rows = np.flatnonzero(~np.isin(encoded, failed))
         results = results.take(rows)
     vectors = results.matrix.reshape(-1, spec.dimensions)
-    if kind.name == FLOAT16 and max(vectors.max(initial=0), -vectors.min(initial=0)) > MAX_HALF:
-        too_large = np.abs(vectors).max(axis=1) > MAX_HALF
-        failure = ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR])
-        more = dict.fromkeys(encoded[rows[too_large]].tolist(), failure)
+    if spec.result == VECTOR and (unfit := find_vector_failures(vectors, kind)):
+        more = {int(encoded[rows[row]]): failure for row, failure in unfit.items()}
         outcome = replace(outcome, failures={**outcome.failures, **more})
-        rows, vectors = rows[~too_large], vectors[~too_large]
+        rows, vectors = np.delete(rows, list(unfit)), np.delete(vectors, list(unfit), axis=0)
     return rows, vectors, outcome
 
 

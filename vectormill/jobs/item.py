@@ -20,6 +20,7 @@ TEXT_TOO_LONG: Final = "text_too_long"
 TOO_MANY_TOKENS: Final = "too_many_tokens"
 ENCODING_FAILED: Final = "encoding_failed"
 NON_FINITE_VECTOR: Final = "non_finite_vector"
+ZERO_VECTOR: Final = "zero_vector"
 OUT_OF_MEMORY: Final = "out_of_memory"
 CRASHED_WORKER: Final = "crashed_worker"
 MODEL_NOT_LOADED: Final = "model_not_loaded"
@@ -39,6 +40,7 @@ ITEM_ERROR_CODES: Final = {
     TOO_MANY_TOKENS: "the text has more tokens than the job allows",
     ENCODING_FAILED: "the model raised an error on this text alone",
     NON_FINITE_VECTOR: "the model returned NaN or infinity, or a value too large for the collection's vector type",
+    ZERO_VECTOR: "the vector is zero, or becomes zero in the collection's vector type, so it has no direction",
     OUT_OF_MEMORY: "the device has too little memory to encode this text, even alone",
     CRASHED_WORKER: "encoding this text alone ended the worker's model process",
     MODEL_NOT_LOADED: "no live worker could load the job's model within the time limit",

@@ -201,7 +201,8 @@ class ModelCard:
     plans need.
     `model_type` names its family in `families`, and is empty if its layout has none. `unread` names the trained
     head that is ignored because the user gave a pooling. `unprompted` is a warning about texts encoded without a
-    prompt, if the authors want one. `notes` are sentences for people. `named` are facts that
+    prompt, if the authors want one, and `similarity` is how they compare vectors, COSINE or DOT. `notes` are sentences
+    for people. `named` are facts that
     come from the name of the model's directory instead of a file, so that the revision ends with them. `flaws` say
     which settings of its files cannot be
     honoured, so that no new job is accepted, and `settings` are those that are, each with its file.

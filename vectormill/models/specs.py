@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from vectormill.domain.encoding import (
+    BINARY,
+    COSINE,
     DEFAULT_PASSAGE_OVERLAP_SHARE,
+    DOT,
     FAIL,
     FLOAT16,
     FLOAT32,
@@ -28,6 +31,7 @@ from vectormill.domain.schema import parse_schema
 from vectormill.domain.task import DENSE, EMBED, EXTRACT, JUDGE, MULTI_VECTOR, OUTPUTS, SPARSE
 from vectormill.models.model_card import GLINER, ModelCard
 from vectormill.models.model_entry import SMALLEST_MAX_TOKENS
+from vectormill.models.prompt_room import require_room
 from vectormill.models.suggestions import suggest_model
 
 # The minimum for two texts together: RoBERTa has four special tokens. With fewer, every pair of long texts
@@ -80,7 +84,9 @@ def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
             raise InvalidOption(
                 f"{option.name} has no effect for the task {task} with the model {card.name!r}; omit it."
             )
-    return tasks[task].make(card, options)
+    spec = tasks[task].make(card, options)
+    require_room(card, spec)
+    return spec
 
 
 def find_kind(card: ModelCard) -> ModelKind:
@@ -126,6 +132,12 @@ def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
                 f"dimensions must be from 1 to {card.dimension} for model {card.name!r}; got {dimensions}."
             )
         normalize = card.normalize if options.normalize is None else options.normalize
+    similarity = card.similarity if DENSE in outputs and not normalize else COSINE  # equal at length 1
+    if similarity == DOT and options.vector_type == BINARY:
+        raise InvalidOption(
+            f"The vectors of {card.name!r} are compared by their inner product, which {BINARY} vectors, the signs, do "
+            "not have: use another vector_type, or normalize to compare by cosine."
+        )
     return EncodingSpec(
         **own,
         normalize=normalize,
@@ -138,6 +150,7 @@ def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
         outputs=",".join(outputs),
         sparse_dimensions=card.sparse_dimensions if SPARSE in outputs else 0,
         token_dimensions=card.token_dimensions if MULTI_VECTOR in outputs else 0,
+        similarity=similarity,
     )
 
 

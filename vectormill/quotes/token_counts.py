@@ -3,8 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,11 @@ from vectormill.domain.schema import PromptEstimate
 from vectormill.jobs.chunk import USUAL_SPECIAL_TOKENS, estimate_tokens
 from vectormill.jobs.item import split_pair
 from vectormill.models.model_card import ModelCard
+from vectormill.models.prompt_room import open_tokenizer
 from vectormill.quotes.sample import KEPT_BYTES, SampledRow
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # At most this number of bytes of the sampled texts is tokenized, which takes a few seconds of one core.
 MOST_BYTES: Final = 4 << 20
@@ -48,10 +51,10 @@ def count_tokens(card: ModelCard, spec: EncodingSpec, rows: Sequence[SampledRow]
         lengths = (times * [estimate_tokens(text) for text in texts]).astype(np.int64)
         counted = np.array([prompts.of(length) for length in lengths.tolist()], dtype=np.int64)
         return TokenCounts(counted, counted, np.zeros(len(texts), dtype=np.bool_), is_exact=False)
-    path = card.path / "tokenizer.json"
-    is_exact = path.is_file()
-    if is_exact:
-        counted, num_around = _tokenize(path, spec.prompt, texts, lowercase=card.lowercase)
+    tokenizer = open_tokenizer(card.path / "tokenizer.json")
+    is_exact = tokenizer is not None
+    if tokenizer is not None:
+        counted, num_around = _tokenize(tokenizer, spec.prompt, texts, lowercase=card.lowercase)
     else:
         num_around = estimate_tokens(spec.prompt.encode()) + USUAL_SPECIAL_TOKENS
         counted = np.array([estimate_tokens(text) + num_around for text in texts], dtype=np.int64)
@@ -92,14 +95,9 @@ def _take(spec: EncodingSpec, rows: Sequence[SampledRow]) -> tuple[list[bytes], 
 
 
 def _tokenize(
-    path: Path, prompt: str, texts: Sequence[bytes], *, lowercase: bool
+    tokenizer: "Tokenizer", prompt: str, texts: Sequence[bytes], *, lowercase: bool
 ) -> tuple[npt.NDArray[np.int64], int]:
     """Return the tokens [n] of each text with what the model puts around it, and how many those are."""
-    from tokenizers import Tokenizer  # imported here, because few requests count tokens
-
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
     given: list[str | tuple[str, str]] = []
     for text in texts:
         first, second = (

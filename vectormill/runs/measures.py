@@ -11,7 +11,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, Row, text
 
 from vectormill.collections.collection import RECORDS, Generation
-from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
+from vectormill.collections.index_plan import choose_comparison
+from vectormill.domain.encoding import FLOAT16, FLOAT32, INT8
 from vectormill.domain.task import DENSE, RAW, SCORE, SIGMOID, SOFTMAX, TANH
 from vectormill.search.matches import PREPARE_SEARCH, choose_num_candidates
 from vectormill.vectors.vector_types import choose_vector_type
@@ -24,7 +25,7 @@ MOST_QUERIES: Final = 50
 # A block has 8 KiB, so a transaction over this many blocks takes a fraction of a second.
 BLOCKS_PER_SCAN: Final = 4096
 MOST_NAMED_KEYS: Final = 20
-# Float16 distances that differ by less than this count as equal, in whichever order rows are returned.
+# Float16 distances that differ by less than this, or this share, count as equal, in whichever order rows are returned.
 SAME_DISTANCE: Final = 1e-5
 # The tolerance for the norm of a float16 vector whose model normalizes to length 1.
 NORM_TOLERANCE: Final = 0.01
@@ -126,9 +127,6 @@ def count_blocks(connection: Connection, generation: Generation) -> Row[Any]:
     return connection.execute(COUNT_BLOCKS, {"table": f"vectormill.{generation.table_name}"}).one()
 
 
-# The distance operators of the vector types that can have an index.
-DISTANCE_OPERATORS: Final = {FLOAT32: "<=>", FLOAT16: "<=>", BINARY: "<~>"}
-
 # The name of a valid index on the vectors of a generation.
 FIND_INDEX: Final = text("""
     SELECT own.relname
@@ -164,9 +162,9 @@ def sample_rows(connection: Connection, generation: Generation, size: int) -> li
 
 FIND_NEAREST: Final = """
     SELECT key, distance
-      FROM (SELECT key, embedding {operator} CAST(:query AS {column}) AS distance
-              FROM vectormill.{table} ORDER BY distance LIMIT :limit) AS nearest
-     ORDER BY distance + 0
+      FROM (SELECT key, {distance} AS distance
+              FROM vectormill.{table} AS vectors ORDER BY distance LIMIT :limit) AS nearest
+     WHERE distance < 'NaN' ORDER BY distance + 0
 """
 
 # Planner settings until the transaction ends. The planner can choose only between the vector index and a full
@@ -182,11 +180,9 @@ def find_nearest(
 
     The statement is that of a search, and it reads every row if `is_exact`, else the index.
     """
-    kind = choose_vector_type(generation.spec, in_collection=True)
-    column = f"bit({int(generation.spec.dimensions)})" if kind.name == BINARY else kind.column
-    statement = FIND_NEAREST.format(
-        operator=DISTANCE_OPERATORS[kind.name], column=column, table=generation.table_name
-    )
+    comparison = choose_comparison(generation.spec)
+    distance = comparison.write(f"CAST(:query AS {comparison.query_type})")
+    statement = FIND_NEAREST.format(distance=distance, table=generation.table_name)
     key, query = row
     values: dict[str, Any] = {"query": query, "limit": limit + 1}
     connection.execute(PREPARE_SEARCH, {"timeout": "0", "num_candidates": choose_num_candidates(limit)})
@@ -225,11 +221,14 @@ def measure_recall(
         check()
         with engine.connect() as connection:
             exact = find_nearest(connection, generation, query, limit, is_exact=True)
+        if not exact:
+            continue  # the sampled row has no direction
         if len(exact) < limit:
             return None
         with engine.connect() as connection:
             found = find_nearest(connection, generation, query, limit, is_exact=False)
-        worst = max(distance for _, distance in exact) + SAME_DISTANCE
+        worst = max(distance for _, distance in exact)
+        worst += SAME_DISTANCE * max(1.0, abs(worst))
         num_wanted += limit
         num_found += sum(distance <= worst for _, distance in found)
     return Recall(num_found / num_wanted, len(queries), limit, index) if num_wanted else None

@@ -249,9 +249,10 @@ def find_matches(
 ) -> list[Nearest]:
     """Return the nearest rows of each search, best first. A search by vector comes with finite float32 [dimensions].
 
-    Nearest means the highest cosine similarity; in a binary collection, that of the signs, which is 1 - 2 × the
-    share of bits that differ. With an HNSW index (pgvector 0.8 or newer) the rows are approximately the nearest, but
-    never fewer. Raise SearchTimeout if all searches together take too long (without an index a search reads every row),
+    Nearest means the highest cosine similarity, or the largest inner product if the collection compares by it; of bits
+    it is the cosine of the signs, 1 - 2 × the share that differs. With an HNSW index (pgvector 0.8 or newer) the rows
+    are approximately the nearest, but never fewer. Raise SearchTimeout if all searches together take too long (without
+    an index a search reads every row),
     InvalidOption, TextsNotKept, ItemNotFound, and Conflict if the generation is removed meanwhile.
     """
     deadline = time.monotonic() + timeout_seconds

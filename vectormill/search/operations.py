@@ -211,9 +211,10 @@ class MatchBody(TypedDict):
     score: Annotated[
         float,
         Meta(
-            description="Cosine similarity, -1 to 1; in a binary collection, that of the signs. In mode text, how "
-            "close together the words are; of several rankings, the sum of weight / (60 + rank). By the output "
-            "sparse it is the inner product, and by multi_vector the sum of each query token's largest one."
+            description="Cosine similarity, -1 to 1, or the inner product if the collection compares by it; in a "
+            "binary collection, that of the signs. In mode text, how close together the words are; of several "
+            "rankings, the sum of weight / (60 + rank). By the output sparse it is the inner product, and by "
+            "multi_vector the sum of each query token's largest one."
         ),
     ]
     metadata: NotRequired[dict[str, Any] | None]
@@ -268,6 +269,14 @@ class SearchAnswer(TypedDict):
             ),
         ]
     ]
+    truncated: NotRequired[
+        Annotated[
+            bool,
+            Meta(
+                description="True if the query's text was cut at the collection's max_tokens; else omitted."
+            ),
+        ]
+    ]
     missing_fields: NotRequired[
         Annotated[
             list[str],
@@ -293,6 +302,8 @@ def tell_nearest(nearest: Nearest, search: Search) -> SearchAnswer:
         answer["num_rows_unindexed"] = nearest.num_rows_unindexed
     if nearest.repeated_because is not None:
         answer["repeated_because"] = nearest.repeated_because
+    if nearest.is_cut:
+        answer["truncated"] = True
     if nearest.missing_fields:
         answer["missing_fields"] = list(nearest.missing_fields)
     return answer

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -13,45 +13,22 @@ from sqlalchemy import Connection, text
 from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name, find_ranges
-from vectormill.collections.index_plan import IS_INDEXED, IS_TOO_LONG
+from vectormill.collections.index_plan import BY_PRODUCT, IS_INDEXED, IS_TOO_LONG, choose_comparison
+from vectormill.collections.row_kinds import kept_type
 from vectormill.db.parameters import WireArray, accept_arrays, find_type, open_array
 from vectormill.db.session import driver_of
-from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
+from vectormill.domain.encoding import BINARY, FLOAT32, INT8
 from vectormill.domain.errors import ItemNotFound
 from vectormill.vectors.representations import Representations, unpack
 from vectormill.vectors.vector_types import (
     VECTOR_TYPE_BY_NAME,
     VectorType,
-    choose_vector_type,
     make_column_rows,
     write_columns,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Distance:
-    """The SQL distance between a row's vector and a query's: `column operator query`, with a query of `query_type`."""
-
-    column: str
-    operator: str
-    query_type: str
-
-
-# Distances use the bare column, so that its index can serve: cosine for floats, Hamming for binary. int8 codes are
-# restored to floats first, since every dimension has its own scale and offset.
-RESTORED: Final = "(CAST({column} AS vector) * CAST(:steps AS vector) + CAST(:offsets AS vector))"
-DISTANCES: Final[Mapping[str, Distance]] = {
-    FLOAT32: Distance("vectors.embedding", "<=>", "vector"),
-    FLOAT16: Distance("vectors.embedding", "<=>", "halfvec"),
-    INT8: Distance(RESTORED.format(column="vectors.embedding"), "<=>", "vector"),
-    BINARY: Distance("vectors.embedding", "<~>", "bit({dimensions})"),
-}
 # The SQL name of a query's vector in a statement for many searches.
 ASKED: Final = "asked.query"
-
-
-BY_COSINE: Final = "1 - distance * :unit"
-BY_PRODUCT: Final = "-distance"
 SPARSE_DISTANCE: Final = "vectors.sparse <#> CAST(:sparse AS sparsevec)"
 
 
@@ -59,18 +36,17 @@ SPARSE_DISTANCE: Final = "vectors.sparse <#> CAST(:sparse AS sparsevec)"
 class QueryVector:
     """The vector of one search, or of many, in SQL: its distance to that of a row of `vectors`, and the bound values.
 
-    `score` is the SQL of the score by the distance; a distance of 1 lowers a cosine by `unit`. Only rows that fulfil
-    `conditions` are found. With `parts`, conditions of which each row fulfils one, rows are found for each of these, by
-    an index on its rows. If the vector is that of a row which is a passage, `document` is its
-    document. For many searches `array` is the SQL of all their vectors, and the distance is to ASKED, one of these.
+    `score` is the SQL of the score by the distance. Only rows that fulfil `conditions` are found. With `parts`,
+    conditions of which each row fulfils one, rows are found for each of these, by an index on its rows. If the vector
+    is that of a row which is a passage, `document` is its document. For many searches `array` is the SQL of all their
+    vectors, and the distance is to ASKED, one of these.
     """
 
     distance: str
+    score: str
     values: dict[str, object]
-    unit: float
     document: str | None = None
     array: str = ""
-    score: str = BY_COSINE
     conditions: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
 
@@ -94,14 +70,13 @@ def make_query_vector(
 
     Return None if an int8 collection has no ranges yet, and so no rows. Raise ItemNotFound.
     """
-    kind, distance = choose_distance(generation)
+    kind, comparison = kept_type(generation.spec).name, choose_comparison(generation.spec)
     values = load_ranges(connection, generation, kind)
     if values is None:
         return None
     document = None
     if like is not None:
-        column = "vectors.embedding"
-        wanted = f"CAST({RESTORED.format(column=column) if kind == INT8 else column} AS text)"
+        wanted = f"CAST({comparison.column} AS text)"
         values["query"], document = find_like(connection, generation, like, wanted, values)
     else:
         assert embedding is not None, "a search without a row that it is like has a vector"
@@ -109,8 +84,8 @@ def make_query_vector(
             values["query"] = "".join("01"[sign] for sign in (embedding > 0).tolist())
         else:
             values["query"] = write_vector(embedding)
-    compared = f"{distance.column} {distance.operator} CAST(:query AS {distance.query_type})"
-    return QueryVector(compared, values, find_unit(generation, kind), document)
+    compared = comparison.write(f"CAST(:query AS {comparison.query_type})")
+    return QueryVector(compared, comparison.score, values, document)
 
 
 def make_sparse_query(generation: Generation, query: Representations, document: str | None) -> QueryVector:
@@ -119,10 +94,9 @@ def make_sparse_query(generation: Generation, query: Representations, document: 
     words = ",".join(f"{place}:{weight:.9g}" for place, weight in pairs)
     return QueryVector(
         SPARSE_DISTANCE,
+        BY_PRODUCT,
         {"sparse": f"{{{words}}}/{generation.spec.sparse_dimensions}"},
-        1.0,
         document,
-        score=BY_PRODUCT,
         conditions=(f"({SPARSE_DISTANCE}) < 0",),
         parts=(IS_INDEXED, IS_TOO_LONG),
     )
@@ -144,18 +118,14 @@ def make_query_vectors(
 
     Return None if an int8 collection has no ranges yet, and so no rows.
     """
-    kind, distance = choose_distance(generation)
+    kind, comparison = kept_type(generation.spec).name, choose_comparison(generation.spec)
     values = load_ranges(connection, generation, kind)
     if values is None:
         return None
     wire = VECTOR_TYPE_BY_NAME[kind if kind != INT8 else FLOAT32]  # int8 codes are compared as floats
     values["queries"] = write_queries(connection, np.stack(embeddings), wire)
-    return QueryVector(
-        f"{distance.column} {distance.operator} {ASKED}",
-        values,
-        find_unit(generation, kind),
-        array=f"CAST(:queries AS {distance.query_type}[])",
-    )
+    array = f"CAST(:queries AS {comparison.query_type}[])"
+    return QueryVector(comparison.write(ASKED), comparison.score, values, array=array)
 
 
 def write_queries(connection: Connection, embeddings: npt.NDArray[np.float32], kind: VectorType) -> WireArray:
@@ -180,15 +150,6 @@ def find_oid(connection: Connection, type_name: str) -> int:
     return known[type_name]
 
 
-def choose_distance(generation: Generation) -> tuple[str, Distance]:
-    """Return the name of the vector type of a generation's rows, and their distance."""
-    kind = choose_vector_type(generation.spec, in_collection=True).name
-    distance = DISTANCES[kind]
-    return kind, replace(
-        distance, query_type=distance.query_type.format(dimensions=generation.spec.dimensions)
-    )
-
-
 def load_ranges(connection: Connection, generation: Generation, kind: str) -> dict[str, object] | None:
     """Return the bound values of the distance besides the query: the ranges of int8, else none.
 
@@ -200,10 +161,6 @@ def load_ranges(connection: Connection, generation: Generation, kind: str) -> di
     if ranges is None:
         return None  # no row has been written, since ranges are measured before
     return {"steps": write_vector(ranges.steps), "offsets": write_vector(ranges.offsets)}
-
-
-def find_unit(generation: Generation, kind: str) -> float:
-    return 2 / generation.spec.dimensions if kind == BINARY else 1.0
 
 
 def find_like(
@@ -226,7 +183,7 @@ def write_vector(values: npt.NDArray[np.float32]) -> str:
 
 def read_vector(written: str, generation: Generation) -> list[Any]:
     """Parse a row's embedding to the numbers of an export: floats, int8 codes, or bytes of eight bits each."""
-    kind = choose_vector_type(generation.spec, in_collection=True).name
+    kind = kept_type(generation.spec).name
     if kind == BINARY:
         packed: list[Any] = np.packbits(np.array(list(written), dtype=np.uint8)).tolist()
         return packed

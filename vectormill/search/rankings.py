@@ -11,7 +11,7 @@ from typing import Final
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name
 from vectormill.search.filters import Condition, compile_filter
-from vectormill.search.query_vectors import BY_COSINE, QueryVector
+from vectormill.search.query_vectors import QueryVector
 from vectormill.search.search import FUSION_CONSTANT, METADATA, TEXT, VECTOR, Search
 
 # Rows by distance; an HNSW index returns them in nearly this order. A filter is applied to each row from the index,
@@ -22,6 +22,9 @@ NEAREST: Final = """
      WHERE {condition}
      ORDER BY distance LIMIT CAST(:num_ranked AS bigint)
 """
+# Postgres sorts NaN, the cosine distance of a vector without a direction, behind all numbers, and so before all scores.
+# Such rows, which only former releases stored, are left out of every ranking, as they are out of an index.
+WITH_DISTANCE: Final = "SELECT key, distance FROM ({nearest}) AS compared WHERE distance < 'NaN'"
 # The nearest of the rows that were found in parts, each as above.
 NEAREST_OF_PARTS: Final = """
     SELECT key, distance FROM ({parts}) AS parts ORDER BY distance LIMIT CAST(:num_ranked AS bigint)
@@ -142,14 +145,14 @@ class Ranking:
         values: dict[str, object] = {"num_ranked": self.num_ranked}
         condition = compile_filter(search.condition, "attributes.metadata")
         values |= condition.values
-        alone, unit, ranked = "", 1.0, []
+        alone, ranked = "", []
         for name, query in self.queries.items():
             own, own_values = leave_out_own(search, query.document)
             values |= query.values | own_values
             nearest = write_nearest(
                 self.generation, query, condition, own, is_exact=is_exact, in_parts=in_parts
             )
-            alone, unit = BY_DISTANCE.format(nearest=nearest, score=query.score), query.unit
+            alone = BY_DISTANCE.format(nearest=nearest, score=query.score)
             ranked.append(RANKED.format(name=name, order="distance", ranking=nearest))
         if search.reads_words:
             values |= {"words": search.words, "language": self.language}
@@ -157,7 +160,7 @@ class Ranking:
             alone = BY_WORDS.format(worded=worded)
             ranked.append(RANKED.format(name="text", order="rank DESC", ranking=worded))
         if len(ranked) == 1:
-            return Statement(alone, {**values, "unit": unit})
+            return Statement(alone, values)
         values |= {
             "vector_weight": search.vector_weight,
             "sparse_weight": search.sparse_weight,
@@ -198,7 +201,6 @@ def write_round(
         "limit": search.limit,
         "offset": search.offset,
         "num_ranked": search.num_wanted,
-        "unit": queries.unit,
         **queries.values,
     }
     condition = compile_filter(search.condition, "attributes.metadata")
@@ -206,7 +208,7 @@ def write_round(
     nearest = write_nearest(generation, queries, condition, [], is_exact=is_exact, in_parts=in_parts)
     statement = ROUND.format(
         array=queries.array,
-        best=BEST_ROWS.format(ranking=BY_DISTANCE.format(nearest=nearest, score=BY_COSINE)),
+        best=BEST_ROWS.format(ranking=BY_DISTANCE.format(nearest=nearest, score=queries.score)),
         columns=" ".join(COLUMNS[part] for part in search.include),
         **name_tables(generation),
     )
@@ -242,9 +244,11 @@ def write_nearest(
             condition=" AND ".join([*conditions, *more]),
         )
 
-    if not (in_parts and query.parts):
-        return write()
-    return NEAREST_OF_PARTS.format(parts=" UNION ALL ".join(f"({write(part)})" for part in query.parts))
+    nearest = write()
+    if in_parts and query.parts:
+        parts = " UNION ALL ".join(f"({write(part)})" for part in query.parts)
+        nearest = NEAREST_OF_PARTS.format(parts=parts)
+    return WITH_DISTANCE.format(nearest=nearest)
 
 
 def leave_out_own(search: Search, document: str | None) -> tuple[list[str], dict[str, object]]:

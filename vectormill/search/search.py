@@ -79,11 +79,11 @@ class Search:
 class Match:
     """A row that a search found.
 
-    By vector, `score` is the cosine similarity, -1 to 1 (in a binary collection, that of the signs); by sparse vectors,
-    their inner product; by words, the cover density; by several, the reciprocal rank fusion of `vector_rank`,
-    `sparse_rank` and `text_rank`, the row's ranks from 1. By multi-vectors it is MaxSim: the sum, over the query's
-    tokens, of the largest inner product with a token of the row.
-    `passage` is the span of the document that the row holds: document, index, start, end.
+    By vector, `score` is the cosine similarity, -1 to 1 (in a binary collection, that of the signs), or the inner
+    product, as the collection compares; by sparse vectors, their inner product; by words, the cover density; by
+    several, the reciprocal rank fusion of `vector_rank`, `sparse_rank` and `text_rank`, the row's ranks from 1.
+    By multi-vectors it is MaxSim: the sum, over the query's tokens, of the largest inner product with a token of the
+    row. `passage` is the span of the document that the row holds: document, index, start, end.
     """
 
     key: str
@@ -104,7 +104,8 @@ class Nearest:
     `num_rows_read` is the approximate number of rows if all were read, else None. `repeated_because` is the reason why
     an exact search followed the one by index, or None. `num_rows_unindexed` is the number of rows that have too many
     sparse weights for the index and were read beside it; None if no index of sparse weights was used. `missing_fields`
-    are fields of the filter that no sampled row has; they are looked for only if nothing was found.
+    are fields of the filter that no sampled row has; they are looked for only if nothing was found. `is_cut` says that
+    the query's text was cut.
     """
 
     matches: list[Match]
@@ -112,6 +113,7 @@ class Nearest:
     repeated_because: str | None = None
     num_rows_unindexed: int | None = None
     missing_fields: Sequence[str] = ()
+    is_cut: bool = False
 
 
 def fit_outputs(search: Search, asked: Sequence[str] | None, spec: EncodingSpec, collection: str) -> Search:
@@ -147,11 +149,11 @@ def check_search(search: Search) -> None:
         )
     if search.mode != BY_VECTOR and search.min_score is not None:
         raise InvalidOption(
-            f"min_score is a cosine similarity, which mode {search.mode} does not use for its scores; omit it."
+            f"min_score is a similarity of vectors, which mode {search.mode} does not use for its scores; omit it."
         )
     if search.min_score is not None and search.outputs != (DENSE,):
         raise InvalidOption(
-            "min_score is a cosine similarity, which only a search by dense vectors has; omit it."
+            "min_score is a similarity of vectors, which only a search by dense vectors has; omit it."
         )
     if search.mode == BY_TEXT and search.ef_search is not None:
         raise InvalidOption(

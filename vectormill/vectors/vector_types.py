@@ -24,6 +24,8 @@ Rows = npt.NDArray[Any]
 
 # The largest finite float16; a component beyond it would make COPY reject the whole chunk.
 MAX_HALF: Final = 65504.0
+# The largest number that float16 rounds to 0.
+LARGEST_ZERO: Final = 2.0**-25
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,22 @@ def choose_vector_type(spec: EncodingSpec, *, in_collection: bool) -> VectorType
     """
     is_halved = in_collection and spec.result in (VECTOR, REPRESENTATIONS)
     return VECTOR_TYPE_BY_NAME[spec.vector_type or (FLOAT16 if is_halved else FLOAT32)]
+
+
+def find_unfit(
+    vectors: npt.NDArray[np.float32], kind: VectorType = VECTOR_TYPE_BY_NAME[FLOAT32]
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Return which rows of [n, d] are infinite in this type, in a value or in their length, or NaN; and which are zero.
+
+    Other rows have a direction. A row whose squares fit in float32 is nearly always fine, and tested no further.
+    """
+    least, most = (LARGEST_ZERO, MAX_HALF) if kind.name == FLOAT16 else (0.0, np.inf)
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.einsum("ij,ij->i", vectors, vectors)
+    if kind.name != FLOAT16 or ((squares > least) & (squares <= most)).all():
+        return ~(squares <= most) | np.isinf(squares), squares <= least
+    largest = np.abs(vectors).max(axis=1, initial=0)
+    return ~(largest <= most), largest <= least
 
 
 def make_rows(vectors: npt.NDArray[np.float32], kind: VectorType, ranges: Ranges | None) -> Rows:

@@ -25,6 +25,7 @@ from vectormill.jobs.chunk import TokenEstimate
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
 from vectormill.settings import process_environment
+from vectormill.vectors.vector_types import find_unfit
 from worker.batching.batch import Batch
 from worker.batching.limits import BatchLimits
 from worker.devices.device import Device
@@ -40,7 +41,7 @@ from worker.loading import LoadingDisplay
 from worker.runner.memory import MemoryReport
 from worker.runner.starter import RunnerStarter, Sharing
 from worker.settings import WorkerSettings
-from worker.tasks.finishing import PROMISE, PROMISE_FP32, find_finite, find_turned, find_unique
+from worker.tasks.finishing import PROMISE, PROMISE_FP32, find_turned, find_unique
 from worker.tasks.table import make_tasks
 from worker.tasks.task import RequestState, WorkerTask
 from worker.tokens.word_cache import WordTally
@@ -358,7 +359,7 @@ class Engine:
         vectors = ticket.vectors
         if vectors is None or not len(digests):
             return
-        is_sound = find_finite(vectors)
+        is_sound = ~find_unfit(vectors)[0]
         is_sound[list(ticket.failures)] = False
         is_sound = is_sound[ticket.positions]
         reuse.keep(digests[is_sound], vectors, ticket.positions[is_sound])

@@ -14,6 +14,7 @@ from vectormill.domain.encoding import LATE, PASSAGES, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import ModelError
 from vectormill.domain.task import DENSE, has_token_ids
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
+from vectormill.jobs.vector_failures import find_vector_failures
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
 from worker.batching.batch import OUTPUTS, PROMPT_LENGTH
@@ -21,7 +22,6 @@ from worker.encoder.outputs import BITS, POOLED, find_bits
 from worker.tasks.finishing import (
     empty_rows,
     fail_unless,
-    find_finite,
     find_finite_rows,
     find_turned,
     finish_vectors,
@@ -102,8 +102,10 @@ class Embed:
             passaged = cut_passages(self._take_given(spec, texts, failures, whole), frame)
         else:
             tokenized = self._tokenizer.tokenize(decoded, spec.max_tokens, spec.long_texts == TRUNCATE)
-            spread = tokenized.spread(sound, len(texts))
-            passaged = PassagedTexts.whole(self._take_given(spec, texts, failures, spread))
+            given = self._take_given(spec, texts, failures, tokenized.spread(sound, len(texts)))
+            passaged = PassagedTexts.whole(
+                self._tokenizer.refuse_without_room(given, spec.prompt, spec.max_tokens)
+            )
         prompt_length = 0 if self._card.include_prompt else self._tokenizer.count_prompt_tokens(spec.prompt)
         return passaged, failures, {PROMPT_LENGTH: prompt_length}
 
@@ -168,7 +170,7 @@ class Embedding:
         results = self._results
         if self._gives_vectors:
             vectors = finish_vectors(texts.join_vectors(results), self._spec)
-            fail_unless(find_finite(vectors), failures)
+            failures = {**find_vector_failures(vectors), **failures}
             vectors[list(failures)] = 0
             results = Ragged.from_matrix(vectors)
         elif texts.is_whole:

@@ -59,18 +59,6 @@ def _read_at_once(texts: Sequence[bytes], max_chars: int) -> list[str] | None:
     return decoded if is_sound else None
 
 
-def find_finite(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Return bool [n]: True for rows of [n, dim] without NaN or infinity.
-
-    A row's sum of squares is tested first; it hardly ever overflows for a finite row.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        is_finite: NDArray[np.bool_] = np.isfinite(np.einsum("ij,ij->i", vectors, vectors))
-    doubtful = np.flatnonzero(~is_finite)  # not finite, or so large that only the sum overflows
-    is_finite[doubtful] = np.isfinite(vectors[doubtful]).all(axis=1)
-    return is_finite
-
-
 def find_finite_rows(results: Ragged) -> NDArray[np.bool_]:
     """Return bool [n]: True for rows, of any length, without NaN or infinity; always True for integers."""
     is_finite = np.ones(len(results), dtype=np.bool_)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.jobs.item import ItemFailure
+from vectormill.jobs.vector_failures import find_vector_failures
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
 from vectormill.vectors.representations import Representations
@@ -104,7 +105,10 @@ class Representing:
             raw = read_row(self._results.row(index), self._bits, int(texts.lengths[index]), self._card)
             is_finite[index] = is_finite_whole(raw)
             if is_finite[index]:
-                rows[index] = finish_outputs(raw, ids.row(index), self._bits, self._card, self._spec).pack()
+                outputs = finish_outputs(raw, ids.row(index), self._bits, self._card, self._spec)
+                unfit = find_vector_failures(outputs.dense[np.newaxis])
+                self._failures |= {index + row: failure for row, failure in unfit.items()}
+                rows[index] = b"" if unfit else outputs.pack()
         fail_unless(is_finite, self._failures)
         failed = list(self._failures)
         lengths, truncated = texts.lengths.astype(np.int32), texts.truncated.copy()

@@ -23,8 +23,9 @@ from vectormill.jobs.item import (
 )
 from vectormill.models.rerankers import Template
 from vectormill.ragged import Ragged
+from vectormill.vectors.vector_types import find_unfit
 from worker.tasks.embed import Embed
-from worker.tasks.finishing import fail_unless, find_changed, find_finite
+from worker.tasks.finishing import fail_unless, find_changed
 from worker.tasks.task import Finished, RequestState
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS, TokenizedTexts
 from worker.tokens.tokenizer import Tokenizer
@@ -62,6 +63,7 @@ class Classify:
         single = self._tokenizer.tokenize(
             [spec.prompt + sides[index][0] for index in alone], spec.max_tokens, truncate
         )
+        single = self._tokenizer.refuse_without_room(single, spec.prompt, spec.max_tokens)
         read = merge([(pairs, joined), (alone, with_types(single))], len(texts))
         return Classification(spec, read, failures)
 
@@ -114,7 +116,7 @@ class Classification:
         self._failures |= failures
 
     def finish(self) -> Finished:
-        is_finite = find_finite(self._logits)
+        is_finite = ~find_unfit(self._logits)[0]
         fail_unless(is_finite, self._failures)
         scores = activate(np.where(is_finite[:, np.newaxis], self._logits, 0), self._spec.activation)
         return finish_scores(scores, self._failures, self._read.lengths, self._read.truncated)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from vectormill.domain.errors import ModelError
 from vectormill.jobs.item import ENCODING_FAILED, TOO_MANY_TOKENS, ItemFailure
 from vectormill.models.model_card import SpecialTokens
+from vectormill.models.prompt_room import tell_no_room
 from vectormill.ragged import Ragged
 from worker.tokens.pairs import PairFrame, find_frame
 from worker.tokens.passages import PassageFrame
@@ -220,6 +221,15 @@ class Tokenizer:
             return 0
         ids = self._reference.encode_one(prompt)
         return len(ids) - (1 if ids and ids[-1] in self._special_ids else 0)
+
+    def refuse_without_room(self, texts: TokenizedTexts, prompt: str, max_tokens: int) -> TokenizedTexts:
+        """Return the texts, of which those that were cut fail if the prompt leaves no room for one of their tokens."""
+        is_cut = texts.truncated
+        if not is_cut.any() or (num_around := len(self._reference.encode_one(prompt))) < max_tokens:
+            return texts
+        failure = ItemFailure(TOO_MANY_TOKENS, tell_no_room(prompt, num_around, max_tokens))
+        failures = {**texts.failures, **dict.fromkeys(np.flatnonzero(is_cut).tolist(), failure)}
+        return TokenizedTexts(drop_rows(texts.inputs, is_cut), np.zeros_like(is_cut), failures)
 
     def _encode_beginnings(
         self, texts: Sequence[str], max_tokens: int, around: Sequence[tuple[str, str]] | None = None

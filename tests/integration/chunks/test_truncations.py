@@ -15,9 +15,9 @@ from vectormill.jobs import truncations
 from vectormill.jobs.chunk import ChunkOutcome
 from vectormill.jobs.chunks import split_chunk
 from vectormill.jobs.completion import complete_chunk
-from vectormill.jobs.item import ENCODING_FAILED, Item, ItemFailure
+from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, ZERO_VECTOR, Item, ItemFailure
 from vectormill.jobs.job import Job
-from vectormill.jobs.jobs import delete_job, find_job, retry_job
+from vectormill.jobs.jobs import delete_job, find_job, list_item_errors, retry_job
 from vectormill.jobs.partitions import delete_removed
 from vectormill.jobs.truncations import list_truncated_items
 from vectormill.ragged import Ragged
@@ -89,17 +89,22 @@ def test_the_halves_of_a_split_chunk_keep_what_was_cut_before(engine: Engine) ->
         assert sorted(row.items for row in rows) == [[0, 2], [1], [1]]
 
 
-def test_a_text_that_its_collection_cannot_hold_is_not_counted_as_cut(engine: Engine) -> None:
+@pytest.mark.parametrize(
+    "factor", [1e6, 0.0, 1e-12, np.nan, np.inf]
+)  # of which float16 makes infinity or zero
+def test_a_text_that_its_collection_cannot_hold_is_not_counted_as_cut(engine: Engine, factor: float) -> None:
     job = submit(engine, make_items(2, {0, 1}), collection="docs", spec=replace(SPEC, normalize=False))
     claimed = claim_next(engine)
     with engine.begin() as connection:
         items = load_payload(connection, claimed.chunk_id)
         vectors = stack(items)
-        vectors[0] *= 1e6  # too large for float16
+        vectors[0] *= factor
         outcome = ChunkOutcome({}, 1, 1, truncated=[0, 1])
         complete_chunk(connection, claimed, items, np.arange(2), Ragged.from_matrix(vectors), outcome)
     assert ask(engine, find_job, job.id).num_truncated == 1
     assert list_keys(engine, job) == [["k1"]]
+    (error,) = ask(engine, list_item_errors, job.id, after=None, limit=10)
+    assert (error.key, error.code) == ("k0", ZERO_VECTOR if factor < 1 else NON_FINITE_VECTOR)
 
 
 def test_a_worker_that_lost_its_lease_notes_nothing(engine: Engine) -> None:

@@ -28,7 +28,14 @@ from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.chunks import split_chunk
 from vectormill.jobs.completion import complete_chunk
 from vectormill.jobs.export import read_results
-from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, TOO_MANY_WEIGHTS, Item, ItemFailure
+from vectormill.jobs.item import (
+    ENCODING_FAILED,
+    NON_FINITE_VECTOR,
+    TOO_MANY_WEIGHTS,
+    ZERO_VECTOR,
+    Item,
+    ItemFailure,
+)
 from vectormill.jobs.jobs import list_item_errors
 from vectormill.objects.manifest import read_table
 from vectormill.ragged import Ragged
@@ -177,7 +184,7 @@ def test_a_chunk_that_is_split_keeps_what_its_items_have(engine: Engine) -> None
 
 def test_what_a_column_cannot_hold_fails_its_item_alone(engine: Engine) -> None:
     spec = replace(MANY, sparse_dimensions=20_000)
-    items = make_items(3)
+    items = make_items(4)
     job = submit(engine, items, spec=spec, collection="docs")
     large = replace(representations_of(items[0].text), dense=np.full(8, 1e6, np.float32))
     many = replace(
@@ -185,9 +192,12 @@ def test_what_a_column_cannot_hold_fails_its_item_alone(engine: Engine) -> None:
         indices=np.arange(16_001, dtype=np.uint32),
         weights=np.ones(16_001, np.float32),
     )
-    commit(engine, claim_next(engine), items, [large, many, representations_of(items[2].text)])
+    tiny = replace(large, dense=np.full(8, 1e-9, np.float32))
+    commit(engine, claim_next(engine), items, [large, many, representations_of(items[2].text), tiny])
     errors = ask(engine, list_item_errors, job.id, after=None, limit=10)
-    assert {error.key: error.code for error in errors} == {"k0": NON_FINITE_VECTOR, "k1": TOO_MANY_WEIGHTS}
+    assert {error.key: error.code for error in errors} == {
+        "k0": NON_FINITE_VECTOR, "k1": TOO_MANY_WEIGHTS, "k3": ZERO_VECTOR
+    }  # fmt: skip
     assert select(engine, "SELECT key FROM docs") == [("k2",)]
 
 

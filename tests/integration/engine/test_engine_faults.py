@@ -28,6 +28,7 @@ from vectormill.jobs.item import (
     EMPTY_TEXT,
     ENCODING_FAILED,
     NON_FINITE_VECTOR,
+    ZERO_VECTOR,
 )
 from vectormill.jobs.waiting import ServingWorker
 from worker.engine.engine import Engine
@@ -44,14 +45,15 @@ def engine(make_engine: MakeEngine) -> Engine:
 def test_a_text_fails_when_one_of_its_passages_does_and_its_neighbours_do_not(engine: Engine) -> None:
     spec = replace(SPEC, long_texts=PASSAGES, max_tokens=8, passage_overlap=1)
     long = "one two three four five six seven eight "
-    texts = ["fine", long + "error " + long, long, " ", long + "nan", "fine"]
+    texts = ["fine", long + "error " + long, long, " ", long + "nan", "fine", "zero"]
     result = encode(engine, texts, spec=spec)
     assert {index: failure.code for index, failure in result.failures.items()} == {
         1: ENCODING_FAILED,
         3: EMPTY_TEXT,
         4: NON_FINITE_VECTOR,
+        6: ZERO_VECTOR,
     }
-    assert result.num_tokens.tolist() == [3, 0, 16, 0, 0, 3]
+    assert result.num_tokens.tolist() == [3, 0, 16, 0, 0, 3, 0]
     assert result.num_passages == 2
     assert not result.truncated.any()
     assert np.array_equal(result.vectors[2], encode(engine, [long], spec=spec).vectors[0])

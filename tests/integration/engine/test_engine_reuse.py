@@ -17,7 +17,7 @@ import pytest
 
 from tests.faulty_engine import CARD, HANG_WHILE_FILE_EXISTS, SPEC, encode, request, runner_pids
 from tests.waiting import wait_for
-from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR
+from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, ZERO_VECTOR
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.engine.engine import Engine
@@ -83,7 +83,11 @@ def test_a_text_that_is_being_encoded_for_another_chunk_is_encoded_for_both(
 
 @pytest.mark.parametrize(
     ("text", "code"),
-    [("an error here", ENCODING_FAILED), ("nan here", NON_FINITE_VECTOR)],  # as test_engine_faults has them
+    [
+        ("an error here", ENCODING_FAILED),
+        ("nan here", NON_FINITE_VECTOR),
+        ("zero here", ZERO_VECTOR),
+    ],  # as test_engine_faults has them
 )
 def test_a_text_without_a_vector_fails_in_every_chunk_for_its_own_reason(
     engine: Engine, text: str, code: str

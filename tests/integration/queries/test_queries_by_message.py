@@ -21,6 +21,7 @@ from tests.api_server import (
     submit,
 )
 from tests.database import ask
+from tests.protocol import LONG
 from tests.queries import SIGNER, SPACE, listening, opening_consumer, take_one
 from tests.residue import find_residue
 from tests.waiting import repeating, wait_for
@@ -67,13 +68,16 @@ def test_a_query_is_answered_by_a_worker_and_its_text_is_nowhere(
         assert found.json()["data"][0]["key"] == "k4"
         assert client.post(SEARCH, json={"text": SECRET}).status_code == 200
         together = client.post(SEARCH, json={"queries": [{"text": f"text {n}"} for n in (3, 5, 3)]})
+        texts = ["text 3", LONG.decode(), "text 5"]
+        mixed = client.post(SEARCH, json={"queries": [{"text": text} for text in texts]}).json()["data"]
+        assert [each.get("truncated") for each in mixed] == [None, True, None]
     assert [each["data"][0]["key"] for each in together.json()["data"]] == ["k3", "k5", "k3"]
     assert count_jobs(engine) == 1
     assert find_residue(engine, SECRET) == []
     assert SECRET not in caplog.text
     assert not [key for key in redis.scan_iter() if redis.type(key) == b"list" and redis.llen(key)]
     scraped = client.get("/metrics").text
-    assert "vectormill_query_texts_total 4.0" in scraped
+    assert "vectormill_query_texts_total 7.0" in scraped
     assert "vectormill_query_repeats_total 0.0" in scraped
 
 

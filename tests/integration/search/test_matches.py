@@ -222,7 +222,7 @@ def test_only_what_is_asked_for_is_given(searched: Searched) -> None:
     [
         ({"mode": "text"}, "needs a text"),
         ({"mode": "hybrid", "words": "a", "like": "k1"}, "more_like compares vectors"),
-        ({"mode": "hybrid", "words": "a", "min_score": 0.5}, "min_score is a cosine"),
+        ({"mode": "hybrid", "words": "a", "min_score": 0.5}, "min_score is a similarity"),
         ({"mode": "text", "words": "a", "ef_search": 9}, "ef_search applies to the vector index"),
         ({"vector_weight": 0, "text_weight": 0}, "above 0"),
     ],

@@ -24,7 +24,7 @@ ROWS = [representations_of(text) for text in TEXTS]
 def answer(rows: list[Representations] = ROWS) -> Answered:
     vectors = np.empty(len(rows), np.object_)
     vectors[:] = rows
-    return Answered(vectors, {}, 12, 0)
+    return Answered(vectors, {}, 12, set())
 
 
 def sparse_of(row: Representations) -> dict[str, Any]:

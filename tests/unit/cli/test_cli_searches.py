@@ -95,13 +95,14 @@ def test_every_option_reaches_the_api(
 def test_a_search_that_no_index_served_or_whose_fields_nobody_has_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = {"data": [], "num_rows_read": 12_345, "missing_fields": ["nosuch"]}
+    answer = {"data": [], "num_rows_read": 12_345, "missing_fields": ["nosuch"], "truncated": True}
     monkeypatch.setattr(Client, "ask", lambda *arguments, **named: answer)
     with pytest.raises(SystemExit):
         main(["search", "docs", "words", "--filter", "nosuch=4", "--api-url", "http://127.0.0.1:1"])
     said = capsys.readouterr().err
     assert "No vector index served this search: all rows of docs, about 12,345, were read." in said
     assert "No row that was sampled has the metadata field nosuch." in said
+    assert "Only the beginning of the query was read, as many tokens as docs has as max_tokens." in said
 
 
 def test_a_search_that_means_nothing_is_refused_before_it_is_sent(asked: list[dict[str, Any]]) -> None:

@@ -166,7 +166,7 @@ def test_each_client_gets_its_rows_and_the_reason_of_its_own_failure() -> None:
     assert third.vectors.tolist() == [[6, 7]]
     assert [dict(each.failures) for each in (first, second, third)] == [{}, {0: "the text is empty"}, {}]
     assert [each.num_tokens for each in (first, second, third)] == [7, 0, 5]
-    assert [each.num_truncated for each in (first, second, third)] == [1, 0, 1]
+    assert [each.truncated for each in (first, second, third)] == [{1}, set(), {0}]
 
 
 def test_more_messages_are_at_work_with_more_workers_that_answer() -> None:

@@ -1,6 +1,5 @@
 """What is done to texts before the model and to answers after it, and by what a sick process is told."""
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +17,6 @@ from worker.tasks.extract.extraction import RexUniNLU
 from worker.tasks.extract.prompts import IS_BLANK
 from worker.tasks.finishing import (
     find_changed,
-    find_finite,
     find_turned,
     find_unique,
     finish_vectors,
@@ -54,14 +52,6 @@ def test_every_text_is_found_in_its_place_among_the_different_ones(texts: list[b
     unique, places = find_unique(texts)
     assert [unique[place] for place in places.tolist()] == texts
     assert list(unique) == list(dict.fromkeys(texts))
-
-
-@given(st.lists(st.lists(st.floats(width=32), min_size=3, max_size=3), max_size=10))
-def test_a_row_is_finite_when_each_of_its_values_is_however_large(rows: list[list[float]]) -> None:
-    vectors = np.array(rows, dtype=np.float32).reshape(-1, 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert find_finite(vectors).tolist() == np.isfinite(vectors).all(axis=1).tolist()
 
 
 def test_vectors_are_cut_before_they_are_brought_to_unit_length() -> None:

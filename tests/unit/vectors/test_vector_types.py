@@ -20,8 +20,10 @@ from vectormill.vectors.quantization import (
     widen_ranges,
 )
 from vectormill.vectors.vector_types import (
+    MAX_HALF,
     VECTOR_TYPE_BY_NAME,
     VectorType,
+    find_unfit,
     make_column_rows,
     make_rows,
     measure_item,
@@ -91,6 +93,28 @@ def test_halves_made_in_the_column_are_those_of_rows(vectors: np.ndarray) -> Non
     write_columns(columns[0], make_rows(vectors, kind, None), kind, dimensions)
     write_columns(columns[1], make_column_rows(vectors, kind, None), kind, dimensions)
     assert columns[0].tobytes() == columns[1].tobytes()
+
+
+@given(
+    vectors=arrays(
+        np.float32,
+        st.tuples(st.integers(1, 5), st.integers(1, 20)),
+        elements=st.sampled_from(
+            (0.0, 0.0, 2e-8, 2.0**-25, 3.1e-8, 6e-8, 1.0, 65504, 65505, 1e30, np.nan, -np.inf)
+        ),
+    ),
+    signs=st.sampled_from((-1, 1)),
+)
+def test_what_has_no_direction_in_a_type_is_told(vectors: np.ndarray, signs: int) -> None:
+    vectors = vectors * np.float32(signs)
+    for kind in KINDS:
+        with np.errstate(over="ignore", invalid="ignore"):
+            stored = vectors.astype(np.float16 if kind.name == "float16" else np.float32)
+            squares = np.square(stored.astype(np.float32)).sum(axis=1)
+        too_large, is_zero = find_unfit(vectors, kind)
+        is_beyond = np.abs(vectors).max(axis=1) > MAX_HALF if kind.name == "float16" else np.isinf(squares)
+        assert too_large.tolist() == (is_beyond | np.isnan(vectors).any(axis=1)).tolist()
+        assert is_zero.tolist() == (~stored.any(axis=1)).tolist()
 
 
 def write_plainly(row: np.ndarray, kind: VectorType) -> bytes:
