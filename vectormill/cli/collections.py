@@ -26,7 +26,7 @@ from vectormill.cli.printing import (
 from vectormill.cli.runs import describe_outcome, look_at_indexing, look_at_run
 from vectormill.collections.collection import RECORDS, SCORES, VECTORS
 from vectormill.collections.sizing import describe_bytes
-from vectormill.domain.encoding import EncodingOptions
+from vectormill.domain.encoding import DOT, EncodingOptions
 from vectormill.domain.errors import InvalidOption
 from vectormill.files.formats import OUTPUT_FORMATS, RowsName, describe_outputs
 from vectormill.files.outputs import check_outputs, choose_format
@@ -468,7 +468,8 @@ def describe_results(collection: Collection) -> str:
         return f"{model}, records of {', '.join(json.loads(options['extract_schema']))}"
     if not collection["dimensions"]:  # of sparse weights or multi-vectors alone
         return f"{model}, {options['outputs'].replace(',', ', ')}"
-    return f"{model}, {collection['dimensions']} dimensions"
+    how = ", compared by inner product" if options.get("similarity") == DOT else ""
+    return f"{model}, {collection['dimensions']} dimensions{how}"
 
 
 def _facts(collection: Collection) -> "Iterator[tuple[str, Text]]":
