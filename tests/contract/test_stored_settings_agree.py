@@ -35,31 +35,58 @@ from sentence_transformers.sparse_encoder.modules import (
 )
 from torch import nn
 
-from tests.contract.small_models import HIDDEN_SIZE, PAIRS, TEXTS, make_tokenizer, write_transformer
+from tests.contract.saved_models import (
+    Build,
+    Small,
+    change,
+    write_auto_encoder,
+    write_behind_pooling,
+    write_classifier,
+    write_classifying_transformer,
+    write_colbert,
+    write_colbert_transformer,
+    write_dense,
+    write_embedder,
+    write_logit_score,
+    write_mask,
+    write_normalize,
+    write_old_splade,
+    write_pooling,
+    write_router,
+    write_scoring_dense,
+    write_sparse_static,
+    write_splade,
+    write_splade_pooling,
+    write_splade_transformer,
+    write_static,
+    write_token_pooling,
+    write_transformer_module,
+)
+from tests.contract.small_models import HIDDEN_SIZE, PAIRS, TEXTS, make_tokenizer
 from tests.models import DEVICE
 from tests.processors import without_bf16
-from tests.rerankers import write_cross_encoder
 from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.errors import InvalidOption, ModelError
 from vectormill.domain.task import DENSE, EMBED, JUDGE
 from vectormill.jobs.item import TOO_MANY_TOKENS, join_pair
 from vectormill.models.layouts import read_model_card
+from vectormill.models.model_card import ModelCard
 from vectormill.models.specs import find_own_task, make_spec
 from vectormill.ragged import Ragged
 from vectormill.vectors.representations import unpack
 from worker.batching.batch import Batch
 from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import EncoderOrder
+from worker.model.network import Dense as OurDense
+from worker.tasks.score import activate
 from worker.tasks.table import make_tasks
 from worker.tokens.tokenizer import LIBRARY_CORES
 
 ENCODER_FILE: Final = "config_sentence_transformers.json"
 TRANSFORMER_FILE: Final = "sentence_bert_config.json"
 TOKENIZER_FILE: Final = "tokenizer_config.json"
-PROMPTS: Final = {"query": "find this: ", "document": "A text: "}
 # What is encoded: in which way the library is asked, and the prompt that we are given for it.
 Rows = list[NDArray[np.float32]]
-Build = Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -96,181 +123,6 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
-
-
-# --- Models of the library, each written with some arguments of one of its modules.
-
-
-class Small:
-    """The transformers that models are made of, each written once."""
-
-    home: Path
-
-    @classmethod
-    def transformer(cls, kind: str = "BertModel", **sizes: Any) -> str:
-        directory = cls.home / "-".join([kind, *map(str, sizes.values())])
-        return str(directory if directory.exists() else write_transformer(directory, kind, **sizes))
-
-
-def at(directory: Path) -> dict[str, Any]:
-    return {"path": str(directory), "create_model_card": False}
-
-
-def make_embedder(*modules: Any, **arguments: Any) -> Any:
-    return SentenceTransformer(modules=list(modules), device="cpu", **arguments)
-
-
-def write_embedder(directory: Path, **arguments: Any) -> None:
-    options = {"prompts": PROMPTS} | arguments
-    make_embedder(Transformer(Small.transformer()), Pooling(HIDDEN_SIZE), **options).save(**at(directory))
-
-
-def write_transformer_module(directory: Path, **arguments: Any) -> None:
-    source = arguments.pop("model_name_or_path", Small.transformer)()
-    first = Transformer(source, **arguments)
-    width = len(first.tokenizer) if first.transformer_task == "fill-mask" else HIDDEN_SIZE
-    pooling = [] if first.module_output_name == "sentence_embedding" else [Pooling(width)]
-    make_embedder(first, *pooling, prompts=PROMPTS).save(**at(directory))
-
-
-def write_pooling(directory: Path, **arguments: Any) -> None:
-    pooling = Pooling(**{"embedding_dimension": HIDDEN_SIZE} | arguments)
-    make_embedder(Transformer(Small.transformer()), pooling, prompts=PROMPTS).save(**at(directory))
-
-
-def write_dense(directory: Path, *, place: int = 2, **arguments: Any) -> None:
-    torch.manual_seed(1)
-    dense = Dense(**{"in_features": HIDDEN_SIZE, "out_features": 24} | arguments)
-    modules = [Transformer(Small.transformer()), Pooling(HIDDEN_SIZE if place == 2 else dense.out_features)]
-    modules.insert(place, dense)
-    make_embedder(*modules).save(**at(directory))
-
-
-def write_scoring_dense(directory: Path, **arguments: Any) -> None:
-    """A CrossEncoder whose scores a Dense module makes of the pooled vector."""
-    torch.manual_seed(1)
-    dense = Dense(HIDDEN_SIZE, 1, module_output_name="scores", activation_function=nn.Identity(), **arguments)
-    modules = [Transformer(Small.transformer()), Pooling(HIDDEN_SIZE), dense]
-    CrossEncoder(modules=modules, device="cpu").save(**at(directory))
-
-
-def write_normalize(directory: Path, *, place: int = 2, dense: bool = False, **arguments: Any) -> None:
-    torch.manual_seed(1)
-    modules = [Transformer(Small.transformer()), Pooling(HIDDEN_SIZE)]
-    modules += [Dense(HIDDEN_SIZE, 24)] if dense else []
-    modules.insert(place, Normalize(**arguments))
-    make_embedder(*modules).save(**at(directory))
-
-
-def write_behind_pooling(make: Callable[..., Any], directory: Path, **arguments: Any) -> None:
-    modules = [Transformer(Small.transformer()), Pooling(HIDDEN_SIZE), make(**arguments)]
-    make_embedder(*modules).save(**at(directory))
-
-
-def write_static(directory: Path, *, behind: Sequence[Any] = (), **arguments: Any) -> None:
-    torch.manual_seed(1)
-    tokenizer = arguments.pop("tokenizer", lambda: make_tokenizer()._tokenizer)()
-    static = StaticEmbedding(tokenizer, **{"embedding_dim": 16} | arguments)
-    make_embedder(static, *behind, prompts=PROMPTS).save(**at(directory))
-
-
-def write_router(directory: Path, **arguments: Any) -> None:
-    torch.manual_seed(1)
-    dense = {side: [Pooling(HIDDEN_SIZE), Dense(HIDDEN_SIZE, 24)] for side in ("query", "document")}
-    routes = {side: [Transformer(Small.transformer()), *rest] for side, rest in dense.items()}
-    make_embedder(Router(**{"sub_modules": routes} | arguments)).save(**at(directory))
-
-
-def make_splade(first: Any, pooling: Any, **arguments: Any) -> Any:
-    model = SparseEncoder(modules=[first, pooling], device="cpu", **{"prompts": PROMPTS} | arguments)
-    model.encode(["known by now is the size"])
-    return model
-
-
-def make_masked_transformer(**arguments: Any) -> Any:
-    return Transformer(Small.transformer("BertForMaskedLM"), transformer_task="fill-mask", **arguments)
-
-
-def write_splade(directory: Path, **arguments: Any) -> None:
-    make_splade(make_masked_transformer(), SpladePooling(), **arguments).save(**at(directory))
-
-
-def write_splade_pooling(directory: Path, **arguments: Any) -> None:
-    make_splade(make_masked_transformer(), SpladePooling(**arguments)).save(**at(directory))
-
-
-def write_splade_transformer(directory: Path, **arguments: Any) -> None:
-    make_splade(make_masked_transformer(**arguments), SpladePooling()).save(**at(directory))
-
-
-def write_old_splade(directory: Path, **arguments: Any) -> None:
-    first = MLMTransformer(Small.transformer("BertForMaskedLM"), **arguments)
-    make_splade(first, SpladePooling()).save(**at(directory))
-
-
-def write_sparse_static(directory: Path, **arguments: Any) -> None:
-    tokenizer = arguments.pop("tokenizer", make_tokenizer)()
-    weights = torch.rand(len(tokenizer), generator=torch.Generator().manual_seed(1))
-    module = SparseStaticEmbedding(tokenizer, **{"weight": weights} | arguments)
-    SparseEncoder(modules=[module], device="cpu").save(**at(directory))
-
-
-def write_auto_encoder(directory: Path, **arguments: Any) -> None:
-    torch.manual_seed(1)
-    module = SparseAutoEncoder(**{"input_dim": HIDDEN_SIZE, "hidden_dim": 64} | arguments)
-    modules = [Transformer(Small.transformer()), Pooling(HIDDEN_SIZE), module]
-    SparseEncoder(modules=modules, device="cpu").save(**at(directory))
-
-
-def make_colbert(
-    transformer: Mapping[str, Any], *more: Any, mask: Mapping[str, Any] | None = None, **arguments: Any
-) -> Any:
-    torch.manual_seed(1)
-    names = {"module_input_name": "token_embeddings"}
-    dense = Dense(HIDDEN_SIZE, 16, bias=False, activation_function=nn.Identity(), **names)
-    modules = [Transformer(Small.transformer(), **transformer), dense]
-    modules += [MultiVectorMask(**mask or {}), *more, Normalize(**names)]
-    return MultiVectorEncoder(modules=modules, device="cpu", **{"prompts": PROMPTS} | arguments)
-
-
-def write_colbert(directory: Path, **arguments: Any) -> None:
-    make_colbert({}, **arguments).save(**at(directory))
-
-
-def write_colbert_transformer(directory: Path, **arguments: Any) -> None:
-    make_colbert(arguments).save(**at(directory))
-
-
-def write_mask(directory: Path, **arguments: Any) -> None:
-    make_colbert({}, mask=arguments).save(**at(directory))
-
-
-def write_token_pooling(directory: Path, **arguments: Any) -> None:
-    make_colbert({}, HierarchicalTokenPooling(**{"pool_factor": 2.0} | arguments)).save(**at(directory))
-
-
-def write_classifier(directory: Path, **arguments: Any) -> None:
-    source = Small.transformer("BertForSequenceClassification", num_labels=arguments.pop("num_labels", 1))
-    CrossEncoder(source, device="cpu", **{"prompts": PROMPTS} | arguments).save(**at(directory))
-
-
-def write_classifying_transformer(directory: Path, **arguments: Any) -> None:
-    source = Small.transformer("BertForSequenceClassification", num_labels=1)
-    first = Transformer(source, transformer_task="sequence-classification", **arguments)
-    CrossEncoder(modules=[first], device="cpu", prompts=PROMPTS).save(**at(directory))
-
-
-def write_logit_score(directory: Path, *, true_token_id: int = 301, false_token_id: int | None = 300) -> None:
-    saved = write_cross_encoder(directory.with_name("causal"), false=false_token_id)
-    change(saved / "1_LogitScore" / "config.json", {"true_token_id": true_token_id})
-    saved.rename(directory)
-
-
-def change(path: Path, changes: Mapping[str, Any]) -> None:
-    """Change the values of these keys in a JSON file; of the first module's entry, if it is the list of modules."""
-    told = json.loads(path.read_text())
-    (told[0] if isinstance(told, list) else told).update(changes)
-    path.write_text(json.dumps(told))
 
 
 # --- The table.
@@ -751,7 +603,7 @@ def ask(way: Callable[..., Any], text: Any) -> NDArray[np.float32] | None:
 
 def ask_us(directory: Path, cache_dir: Path, names: Sequence[str | None]) -> Answers:
     """Return our results of all texts in a batch, by the name of the prompt; None where a text is refused."""
-    card = read_model_card("small", directory)
+    card = read_card(directory)
     backend, precision = ("torch", "fp32") if card.static is None else ("auto", "auto")
     encoder = load_encoder(EncoderOrder(card, without_bf16(DEVICE), backend, precision, 1, cache_dir))
     task_name = find_own_task(card)
@@ -782,6 +634,14 @@ def ask_us(directory: Path, cache_dir: Path, names: Sequence[str | None]) -> Ans
             rows = [unspread(row, card) for row in rows]
         found[name] = [None if place in read.failures else row for place, row in enumerate(rows)]
     return found
+
+
+def read_card(directory: Path) -> ModelCard:
+    """Return the card. Raise ModelError if the model is refused, unless it is in use."""
+    card = read_model_card("small", directory)
+    if card.flaws:
+        raise ModelError(" ".join(card.flaws))
+    return card
 
 
 def unspread(row: Any, card: Any) -> NDArray[np.float32]:
@@ -905,41 +765,20 @@ OTHER_TRANSFORMERS: Final = {
 }
 # What is not compared yet, by the class: the reader that computes or refuses it is to come.
 UNDECIDED: Final[Mapping[str, Collection[str]]] = {
-    "Transformer": {
-        "config_kwargs", "document_length", "modality_config", "module_output_name", "processing_kwargs",
-        "processor_kwargs", "query_expansion", "query_length", "tokenizer_name_or_path", "transformer_task",
-    },
-    "Dense": {"activation_function", "module_input_name", "module_output_name"},
+    "Transformer": {"modality_config", "processor_kwargs"},
+    "Dense": {"module_input_name", "module_output_name"},
     "Normalize": {"module_input_name", "module_output_name"},
     "LayerNorm": {"dimension"},
-    "StaticEmbedding": {"embedding_dim", "tokenizer"},
+    "StaticEmbedding": {"embedding_dim"},
     "Router": {"allow_empty_key", "default_route", "route_mappings"},
     "SparseStaticEmbedding": {"frozen", "tokenizer", "weight"},
     "SparseAutoEncoder": {"dead_threshold", "hidden_dim", "k", "k_aux", "normalize"},
     "MultiVectorMask": {"keep_only_token_ids", "skiplist_tasks"},
     "HierarchicalTokenPooling": {"normalize_embeddings", "num_protected_tokens", "pool_factor", "tasks"},
-    "LogitScore": {"module_input_name"},
-    "SentenceTransformer": {"truncate_dim"},
-    "SparseEncoder": {"max_active_dims"},
-    "CrossEncoder": {"activation_fn"},
-    "Transformer of a SparseEncoder": {
-        "config_kwargs", "document_length", "module_output_name", "processing_kwargs", "processor_kwargs",
-        "query_length", "transformer_task",
-    },
-    "Transformer of a MultiVectorEncoder": {
-        "config_kwargs", "document_length", "module_output_name", "processing_kwargs", "processor_kwargs",
-        "transformer_task",
-    },
-    "Transformer of a CrossEncoder": {
-        "config_kwargs", "module_output_name", "processing_kwargs", "processor_kwargs", "transformer_task",
-    },
+    "Transformer of a SparseEncoder": {"processor_kwargs"},
+    "Transformer of a MultiVectorEncoder": {"document_length"},
     "Dense of a CrossEncoder": {"bias", "use_residual"},
-    "sentence_bert_config.json": {"config_args", "no_such_key", "tokenizer_args"},
     "tokenizer_config.json": {"model_input_names", "truncation_side"},
-    "1_Pooling": {"no_such_key"},
-    "1_SpladePooling": {"no_such_key"},
-    "2_MultiVectorMask": {"no_such_key"},
-    "1_LogitScore": {"no_such_key"},
 }  # fmt: skip
 TABLE: Final = {each.__name__: told for each, told in CLASSES.items()} | OTHER_TRANSFORMERS
 CASES: Final = [
@@ -997,6 +836,67 @@ def test_what_older_releases_and_others_store_is_computed_or_refused(
     written.build(directory)
     change(find_file(directory, written.file), written.changes)
     check(directory, cache_dir, {written.file}, {*written.changes, *list_keys(written.changes)})
+
+
+def list_activations() -> dict[str, Any]:
+    """Return torch's activations by their paths; None for one that is not made without arguments."""
+    found: dict[str, Any] = {"torch.nn.modules.linear.Identity": nn.Identity()}
+    for name in nn.modules.activation.__all__:
+        kind = getattr(nn.modules.activation, name)
+        try:
+            found[f"{kind.__module__}.{name}"] = kind().eval()
+        except TypeError:
+            found[f"{kind.__module__}.{name}"] = None
+    return found
+
+
+VALUES: Final = torch.randn(5, 24, generator=torch.Generator().manual_seed(0)) * 3
+
+
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_every_activation_of_a_score_is_computed_or_refused(home: Path, num_labels: int) -> None:
+    directory = home / f"scores-{num_labels}"
+    write_classifier(directory, num_labels=num_labels)
+    for path, activation in list_activations().items():
+        change(directory / ENCODER_FILE, {"activation_fn": path})
+        logits = VALUES[:, :num_labels]
+        try:
+            expected = activation(logits).detach().numpy()
+        except (RuntimeError, TypeError, ValueError):
+            expected = None
+        try:
+            spec = make_spec(read_card(directory), EncodingOptions())
+            found = activate(logits.numpy(), spec.activation)
+        except ModelError as error:
+            assert ENCODER_FILE in str(error)  # noqa: PT017 - either is right
+            assert "activation_fn" in str(error)  # noqa: PT017
+        else:
+            assert expected is not None, path
+            assert np.abs(found - expected).max() < 1e-5, path
+
+
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+def test_every_activation_of_a_dense_module_is_computed_or_refused(home: Path) -> None:
+    directory = home / "activations"
+    write_dense(directory)
+    given = VALUES.repeat(1, 2)[:, :HIDDEN_SIZE]
+    for path, activation in list_activations().items():
+        folder = directory / "2_Dense"
+        change(folder / "config.json", {"activation_function": path})
+        has_weights = activation is not None and any(True for _ in activation.parameters())
+        try:
+            expected = None if has_weights else Dense.load(str(folder))({"sentence_embedding": given})
+        except (RuntimeError, TypeError, ValueError):
+            expected = None
+        try:
+            [layer] = read_card(directory).dense
+            found = OurDense(directory, layer)(given)
+        except (ModelError, RuntimeError, ValueError) as error:
+            assert isinstance(error, ModelError) or expected is None, path  # noqa: PT017 - either is right
+        else:
+            assert expected is not None, path
+            assert (found - expected["sentence_embedding"]).abs().max() < 1e-5, path
 
 
 def find_file(directory: Path, name: str) -> Path:
@@ -1065,4 +965,4 @@ def test_modules_of_other_models_are_refused_by_name(name: str, home: Path, tmp_
         shutil.copytree(tmp_path / "model", tmp_path / "other", dirs_exist_ok=True)
         (tmp_path / "other" / "modules.json").write_text(json.dumps(modules))
         with pytest.raises(ModelError, match=name):
-            read_model_card("small", tmp_path / "other")
+            read_card(tmp_path / "other")
