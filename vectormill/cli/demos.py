@@ -353,5 +353,6 @@ def choose_model(
         if row is None:
             raise
         way = f"--outputs {shlex.quote(own['outputs'])}" if "outputs" in own else f"--task {demo.task}"
-        raise InvalidOption(f"{error} Then run `vectormill demo {way} --model {row.name}`.") from None
+        again = f"vectormill demo {way} --model {row.name}"
+        raise InvalidOption(f"{error} Then run `{again}`.") from None
     return model, variables
