@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -240,6 +241,26 @@ def test_a_passage_that_cannot_be_read_fails_alone(engine: Engine, card: ModelCa
     alone = encode(engine, make_late(card), [good])
     assert smallest_cosine(found.vectors[:1], alone.vectors) > 0.99999
     assert encode(engine, make_late(card), items[1:]).failures.keys() == {0, 1, 2}
+
+
+@pytest.mark.parametrize("backend", ["torch", "openvino"])
+def test_a_reproducible_worker_gives_a_passage_the_same_bits_in_any_batch(
+    card: ModelCard, backend: str, tmp_path: Path
+) -> None:
+    settings = WorkerSettings(precision="fp32", backend=backend, reproducible=True, reuse_bytes=0)
+    engine = Engine(card, DEVICE, settings, tmp_path)
+    engine.start()
+    try:
+        spec, bare = make_late(card), make_spec(card, EncodingOptions(max_tokens=WINDOW))
+        items = [make_item(document, span) for document in DOCUMENTS for span in cut(document, 3)]
+        texts = [sentence.encode() for sentence in SENTENCES[:5]]
+        before = encode(engine, bare, texts).vectors.tobytes()
+        together = encode(engine, spec, items).vectors
+        for item, vector in zip(items, together, strict=True):
+            assert encode(engine, spec, [item]).vectors[0].tobytes() == vector.tobytes()
+        assert encode(engine, bare, texts).vectors.tobytes() == before
+    finally:
+        engine.stop()
 
 
 def test_an_older_worker_takes_the_spec_for_another_models(engine: Engine, card: ModelCard) -> None:

@@ -68,7 +68,8 @@ class OpenVINONetwork:
         }
         self.num_bytes = self._weights.bytes.nbytes + self.words.num_bytes
         self.has_types = TOKEN_TYPE_IDS in facts["inputs"]
-        self.gives_states = order.card.outputs != (DENSE,)
+        # The same bits are promised of one graph alone.
+        self.gives_states = order.card.outputs != (DENSE,) or order.is_reproducible
         self._compile(reads_types=False)
 
     def _compile(self, *, reads_types: bool) -> None:

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.faulty_engine import CARD, ERROR, SPEC, encode, making_engines
-from vectormill.domain.encoding import PASSAGES
+from vectormill.domain.encoding import LATE, LATE_POOLING, PASSAGES
 from vectormill.domain.errors import ModelError
 from vectormill.jobs.item import EMPTY_TEXT, NON_FINITE_VECTOR
 from vectormill.ragged import Ragged
@@ -53,6 +53,9 @@ def test_numbers_of_any_length_are_handed_on_as_they_are(tmp_path: Path) -> None
         assert not encode(engine, ["short enough"], spec=passages).failures
         with pytest.raises(ModelError, match="long_texts"):  # such results of passages cannot be joined
             encode(engine, ["one two three four five six seven eight nine"], spec=passages)
+        late = replace(passages, long_texts=LATE, pooling=LATE_POOLING)
+        with pytest.raises(ModelError, match="gives no states of tokens"):
+            encode(engine, ["short enough"], spec=late)
     codes = {index: failure.code for index, failure in result.failures.items()}
     assert codes == {2: EMPTY_TEXT, 3: NON_FINITE_VECTOR}
     assert result.num_reused == 1, "a text that occurs twice; vectors alone are remembered"
