@@ -41,7 +41,7 @@ def open_front_door(postgres_url: str, redis_url: str, cache: Path, **settings: 
     model = EncodingEngine(Registry({}).card(DEFAULT_MODEL, weights=True), DEVICE, worker_settings, cache)
     model.start()
     try:
-        listener = QueryListener(QueryConsumer(redis_url, SPACE, "front-door", SIGNER), model, "front-door")
+        listener = QueryListener(QueryConsumer(redis_url, [SPACE], "front-door", SIGNER), model, "front-door")
         listener.start()
         try:
             with Redis.from_url(redis_url) as redis:

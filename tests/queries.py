@@ -21,7 +21,7 @@ SPACE: Final = name_space(_CARD.name, _CARD.revision, "+".join(_CARD.pooling))
 def opening_consumer(redis_url: str) -> Iterator[tuple[QueryConsumer, str]]:
     """Yield the consumer of a worker that does nothing by itself, and the worker's name."""
     worker = f"worker-{uuid4().hex[:6]}"
-    consumer = QueryConsumer(redis_url, SPACE, worker, SIGNER)
+    consumer = QueryConsumer(redis_url, [SPACE], worker, SIGNER)
     try:
         yield consumer, worker
     finally:
@@ -32,7 +32,7 @@ def opening_consumer(redis_url: str) -> Iterator[tuple[QueryConsumer, str]]:
 def listening(
     redis_url: str,
     before: Callable[[EncodeRequest], object] = lambda request: None,
-    space: str = SPACE,
+    *spaces: str,
     engine: QueryEngine | None = None,
 ) -> Iterator[QueryListener]:
     """Answer queries as a worker while the block runs; `before` is called with each request, and may raise.
@@ -41,7 +41,7 @@ def listening(
     """
     worker = f"worker-{uuid4().hex[:6]}"
     listener = QueryListener(
-        QueryConsumer(redis_url, space, worker, SIGNER), engine or ObedientEngine(before), worker
+        QueryConsumer(redis_url, spaces or [SPACE], worker, SIGNER), engine or ObedientEngine(before), worker
     )
     listener.start()
     try:

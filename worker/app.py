@@ -180,8 +180,8 @@ def run_replica(
         ledger,
         prover.read_period,
     )
-    space = name_space(card.name, card.revision, "+".join(card.pooling))
-    consumer = QueryConsumer(redis_url, space, identity.owner, Signer(*load_secret(heart, QUERY_KEY)))
+    spaces = [name_space(card.name, each, "+".join(card.pooling)) for each in card.revisions]
+    consumer = QueryConsumer(redis_url, spaces, identity.owner, Signer(*load_secret(heart, QUERY_KEY)))
     listener = QueryListener(consumer, engine, identity.owner)
     queues = QueueReader(redis_url)
     watchdog = Watchdog(queues, identity.model, keeper, engine, lambda: state.all_total_count[0])

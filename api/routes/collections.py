@@ -29,7 +29,6 @@ from vectormill.collections.collection import (
 )
 from vectormill.collections.collections import change_collection, create_collection, find_generation
 from vectormill.collections.descriptions import (
-    CollectionDescription,
     CollectionRow,
     describe_collection,
     list_collection_rows,
@@ -70,6 +69,7 @@ from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.credentials import hide_in_options
 from vectormill.domain.errors import CollectionInUse, GenerationNotFound, WrongKind
 from vectormill.files.formats import OUTPUT_FORMATS
+from vectormill.models.registry import Registry, explain_reading
 from vectormill.operation import describe
 from vectormill.runs.operations import RunBody, describe_run
 from vectormill.runs.run import INDEX
@@ -87,24 +87,32 @@ GenerationId = Annotated[int, Path(ge=1, le=2**63 - 1, description="The generati
 
 
 @serve(router, operations.LIST)
-def get_collections(connection: Connection, query: CollectionsQuery) -> CollectionPage:
+def get_collections(
+    connection: Connection, resources: ResourcesDependency, query: CollectionsQuery
+) -> CollectionPage:
     """List collections by name, with the spec of their vectors."""
     after = decode_cursor(query.after)
     rows = list_collection_rows(connection, after=after, limit=query.limit + 1)
     page, following = cut_page(rows, query.limit, lambda row: row.id)
     return CollectionPage(
-        data=[describe(CollectionBody, row, **list_facts(row)) for row in page], next=following
+        data=[describe(CollectionBody, row, **list_facts(row, resources.registry)) for row in page],
+        next=following,
     )
 
 
-def list_facts(row: CollectionRow) -> dict[str, Any]:
-    """Return the fields of a collection's JSON body that its row in the database does not have."""
+def list_facts(row: CollectionRow, registry: Registry) -> dict[str, Any]:
+    """Return the fields of a collection's JSON body that its row in the database does not have.
+
+    Nobody waits for a model of which this process has read nothing yet.
+    """
     spec = row.spec
+    is_read = registry.is_read(spec.model)
     return {
         "kind": find_kind(spec),
         "model": spec.model,
         "dimensions": spec.dimensions,
         "options": spec.describe(),
+        "note": explain_reading(registry, row.name, spec) if is_read else None,
     }
 
 
@@ -122,15 +130,11 @@ def load_detail(resources: Resources, name: str, *, counts_rows: bool = False) -
         found = describe_collection(
             connection, name, counts_rows=counts_rows, timeout_seconds=timeout_seconds
         )
-    return describe_detail(found)
-
-
-def describe_detail(found: CollectionDescription) -> CollectionDetail:
     source = None
     if found.source is not None:
         options, split = hide_in_options(found.source.options), dict(found.source.split)
         source = {"kind": found.source.kind, "options": options, "split": split}
-    row = describe(CollectionBody, found.row, **list_facts(found.row))
+    row = describe(CollectionBody, found.row, **list_facts(found.row, resources.registry))
     return describe(
         CollectionDetail,
         found,

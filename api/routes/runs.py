@@ -20,7 +20,7 @@ from vectormill.domain.errors import InvalidOption, JobNotFound, RunNotFound
 from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.jobs import find_job
 from vectormill.jobs.operations import QuoteBody
-from vectormill.models.registry import respecify
+from vectormill.models.registry import explain_reading, respecify
 from vectormill.operation import PageQuery
 from vectormill.runs import operations
 from vectormill.runs.operations import RunBody, RunPage, RunRequest, describe_run
@@ -101,13 +101,16 @@ def quote_reindex(resources: Resources, name: str, body: RunRequest) -> QuoteBod
 def choose_spec(
     connection: Connection, resources: Resources, name: str, body: RunRequest
 ) -> EncodingSpec | None:
-    """Return the live generation's spec changed by the options of the request; None if it names none.
+    """Return the live generation's spec changed by the options of the request, or None if nothing changes.
 
-    Raise InvalidOption for options of a run that makes no vectors.
+    A re-index without options changes the spec where the model's files are read otherwise than for the live one. Raise
+    InvalidOption for options of a run that makes no vectors.
     """
     live = find_generation(connection, name)
     wanted = body.options.of_spec()
     if not wanted:
+        if body.kind == REINDEX and explain_reading(resources.registry, name, live.spec):
+            return respecify(resources.registry, live.spec)
         return None
     if body.kind != REINDEX:
         raise InvalidOption(

@@ -1,6 +1,7 @@
 """Searches over HTTP: the rows of a collection that best match a text, a vector or another row."""
 
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -17,11 +18,12 @@ from api.intake.submissions import read_body
 from api.queries import check_query
 from api.serving import serve, write_answer
 from vectormill.collections.collection import Generation, require_vectors
-from vectormill.collections.collections import check_spec_fits
+from vectormill.collections.collections import fit_spec
 from vectormill.collections.generations import find_spec
 from vectormill.domain.encoding import DOT
-from vectormill.domain.errors import InvalidOption, ItemNotFound, SpecMismatch
+from vectormill.domain.errors import InvalidOption, ItemNotFound, ModelError, SpecMismatch, UnknownModel
 from vectormill.domain.task import DENSE
+from vectormill.models.specs import settle_spec
 from vectormill.search import operations
 from vectormill.search.operations import (
     SEARCH_DECODER,
@@ -140,18 +142,21 @@ async def open_generation(resources: Resources, name: str, queries: Sequence[Sea
 
 def refuse_other_spaces(resources: Resources, generation: Generation, queries: Sequence[SearchQuery]) -> None:
     """Raise SpecMismatch, and name the difference between the query's vector space and the collection's."""
-    with resources.engine.connect() as connection:
-        named = {query.fingerprint for query in queries if query.fingerprint is not None}
-        for fingerprint in named - {generation.spec.fingerprint()}:
+    spec = generation.spec
+    with suppress(UnknownModel, ModelError):  # the names that its revision has on other vectors
+        spec = settle_spec(resources.registry.card(spec.model), spec)
+    revisions = {generation.spec.revision, spec.revision, *spec.aliases}
+    alike = {replace(spec, revision=each).fingerprint() for each in revisions}
+    for fingerprint in {query.fingerprint for query in queries if query.fingerprint is not None} - alike:
+        with resources.engine.connect() as connection:
             if (known := find_spec(connection, fingerprint)) is not None:
-                check_spec_fits(generation, known)
-            spec = generation.spec
-            raise SpecMismatch(
-                f"The search is for vectors of {fingerprint}, but collection {generation.collection!r} "
-                f"contains those of {spec.fingerprint()}: model {spec.model}, {spec.dimensions} "
-                "dimensions. Vector spaces are never mixed: encode the query again with the collection's "
-                "own options."
-            )
+                fit_spec(generation, known)
+        raise SpecMismatch(
+            f"The search is for vectors of {fingerprint}, but collection {generation.collection!r} "
+            f"contains those of {generation.spec.fingerprint()}: model {spec.model}, {spec.dimensions} "
+            "dimensions. Vector spaces are never mixed: encode the query again with the collection's "
+            "own options."
+        )
 
 
 def fit_searches(

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
@@ -333,14 +333,15 @@ ANSWERS_SECONDS: Final = 30.0
 
 
 class QueryConsumer:
-    """The worker's end of the query queue: takes queries and sends answers. Thread-safe.
+    """The worker's end of the query queues of its `spaces`: takes queries and sends answers. Thread-safe.
 
     Every method but `close` raises redis.exceptions.RedisError while Redis is away.
     """
 
-    def __init__(self, redis_url: str, space: str, worker: str, signer: Signer) -> None:
+    def __init__(self, redis_url: str, spaces: Sequence[str], worker: str, signer: Signer) -> None:
         self._signer = signer
-        self._queue, self._listeners, self._pulse = queue_key(space), listeners_key(space), pulse_key(worker)
+        self._queues, self._pulse = [queue_key(space) for space in spaces], pulse_key(worker)
+        self._listeners = [listeners_key(space) for space in spaces]
         self._bell = f"{self._pulse}:bell"  # a list that wakes the worker's own threads when it shuts down
         # A blindly repeated command may run twice, so retries are left to the caller.
         self._redis = Redis.from_url(
@@ -353,14 +354,15 @@ class QueryConsumer:
         milliseconds = int(DEAD_SECONDS * 1000)
         with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.set(self._pulse, write_pulse(in_hand), px=milliseconds)
-            pipeline.set(self._listeners, b"", px=milliseconds)
+            for key in self._listeners:
+                pipeline.set(key, b"", px=milliseconds)
             pipeline.time()
             seconds, microseconds = pipeline.execute()[-1]
         self._clock_offset = seconds + microseconds / 1e6 - time.monotonic()
 
     def take(self) -> Query | None:
         """Return the oldest query; None after a time-out or a `wake`. Raise UnreadableMessage."""
-        found = self._redis.blpop([self._bell, self._queue], timeout=TAKE_SECONDS)
+        found = self._redis.blpop([self._bell, *self._queues], timeout=TAKE_SECONDS)
         if found is None or found[0] == self._bell.encode():
             return None
         return read_query(cast(bytes, found[1]), self._signer)

@@ -483,6 +483,8 @@ def _facts(collection: Collection) -> "Iterator[tuple[str, Text]]":
     yield "staleness", Text(_describe_staleness(collection["staleness"]))
     texts = f"kept, searched as {collection['language']}" if collection["keep_text"] else "not kept"
     yield "texts", Text(texts)
+    if collection.get("note"):
+        yield "model", Text(collection["note"], style="yellow")
     if collection["filters"]:
         names = (
             each.get("field", each) if isinstance(each, Mapping) else each for each in collection["filters"]

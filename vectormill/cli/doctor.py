@@ -346,7 +346,7 @@ def ask_redis(url: str) -> Iterator[Finding]:
 
 
 def ask_api(url: str, api_key: str | None) -> Iterator[Finding]:
-    """Yield findings on the API: whether it is ready, has workers, and accepts the API key."""
+    """Yield findings on the API: whether it is ready, has workers, and accepts the API key; and on its collections."""
     import httpx
 
     from vectormill.client import is_loopback
@@ -356,8 +356,10 @@ def ask_api(url: str, api_key: str | None) -> Iterator[Finding]:
             answer = client.get(f"{url}/readyz")
             headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
             listed = client.get(f"{url}/v1/workers", headers=headers)
+            kept = client.get(f"{url}/v1/collections?limit=1000", headers=headers)
         readiness = answer.json()
         workers = listed.json().get("data", [])
+        collections = kept.json().get("data", [])
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         yield Finding("service", FAIL, f"{url}: {error}", "Start it with `vectormill up`.")
         return
@@ -377,6 +379,9 @@ def ask_api(url: str, api_key: str | None) -> Iterator[Finding]:
         yield Finding("service", WARN, f"{detail}; it requires a valid API key", advice)
     else:
         yield Finding("service", OK, detail)
+    for each in collections:
+        if each.get("note"):
+            yield Finding(f"collection {each['name']}", WARN, each["note"])
     for worker in workers:
         if not worker["slots"]:  # a worker without slots has not loaded its model
             reason = worker["report"].get("state_reason") or "no reason given"

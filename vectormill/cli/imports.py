@@ -234,9 +234,14 @@ def refuse_other(
     """Raise SpecMismatch if the collection has another spec than what was stated, or than the source has."""
     from vectormill.collections.collections import describe_differences
     from vectormill.models.registry import respecify
+    from vectormill.models.specs import settle_spec
 
     wanted = {name: value for name, value in stated.items() if value is not None}
-    for other in (respecify(place.registry, spec, **wanted) if wanted else spec, source.spec or spec):
+    theirs = source.spec or spec
+    if theirs.revision != spec.revision:
+        theirs = settle_spec(place.registry.card(spec.model), theirs)
+    asked = respecify(place.registry, spec, **wanted) if wanted else spec
+    for other in (asked.adopt(spec), theirs.adopt(spec)):
         if other.fingerprint() != spec.fingerprint():
             raise SpecMismatch(
                 f"Collection {place.collection!r} has vectors of another spec: {describe_differences(spec, other)}."

@@ -135,7 +135,7 @@ def add(
             registered.
     """
     from vectormill.domain.errors import InvalidOption
-    from vectormill.models.registry import Registry, change_added, name_added, open_registry, read_added
+    from vectormill.models.registry import change_added, name_added, open_registry, read_added
     from vectormill.models.specs import find_own_task
     from vectormill.settings import ModelEntry, load_settings
 
@@ -155,7 +155,8 @@ def add(
         name = name or Path(path).name
         if name in settings.models:
             raise InvalidOption(f"VECTORMILL_MODELS has a model {name!r}; choose another one with --name.")
-        registry = Registry({name: ModelEntry(path=path, **options)})
+        entry = ModelEntry(path=path, **options)
+        registry = open_registry(settings.model_copy(update={"models": {name: entry}}))
     name = name or model
     card = registry.card(name)  # refused from its small files, if at all
     card.require_honoured()

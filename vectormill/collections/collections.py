@@ -75,11 +75,15 @@ def keeps_texts(connection: Connection, collection_id: int) -> bool:
     return bool(connection.execute(KEEPS_TEXTS, {"collection_id": collection_id}).scalar_one())
 
 
-def check_spec_fits(generation: Generation, spec: EncodingSpec) -> None:
-    """Raise WrongKind or SpecMismatch, naming the differences, unless the spec has the generation's vector space."""
+def fit_spec(generation: Generation, spec: EncodingSpec) -> EncodingSpec:
+    """Return the spec under the generation's revision, of which its own is perhaps a newer name.
+
+    Raise WrongKind or SpecMismatch, naming the differences, unless the spec has the generation's vector space.
+    """
     check_kind(generation.collection, generation.kind, spec)
+    spec = spec.adopt(generation.spec)
     if generation.spec.fingerprint() == spec.fingerprint():
-        return
+        return spec
     raise SpecMismatch(
         f"Collection {generation.collection!r} contains {generation.kind} of another encoding spec "
         f"({describe_differences(generation.spec, spec)}). "
@@ -101,10 +105,15 @@ def describe_differences(theirs: EncodingSpec, ours: EncodingSpec) -> str:
     )
 
 
-def check_collection(connection: Connection, name: str, spec: EncodingSpec, max_collections: int) -> None:
-    """Raise the errors of `open_collection` before an upload rather than at its end, and TooManyCollections."""
+def check_collection(
+    connection: Connection, name: str, spec: EncodingSpec, max_collections: int
+) -> EncodingSpec:
+    """Return the spec as it fits the collection (`fit_spec`) before an upload.
+
+    Raise the errors of `open_collection`, and TooManyCollections.
+    """
     try:
-        check_spec_fits(find_generation(connection, name), spec)
+        return fit_spec(find_generation(connection, name), spec)
     except CollectionNotFound:
         refuse_taken_name(connection, name)
         if connection.execute(COUNT_COLLECTIONS).scalar_one() >= max_collections:
@@ -112,6 +121,7 @@ def check_collection(connection: Connection, name: str, spec: EncodingSpec, max_
                 f"Cannot create collection {name!r}: there are already {max_collections:,} collections, the limit set "
                 "by VECTORMILL_MAX_COLLECTIONS. Use an existing collection, or raise the limit."
             ) from None
+        return spec
 
 
 def open_collection(connection: Connection, name: str, spec: EncodingSpec) -> Generation:
@@ -130,7 +140,7 @@ def open_collection(connection: Connection, name: str, spec: EncodingSpec) -> Ge
             generation = find_generation(connection, name)
         except CollectionNotFound:
             return _create_collection(connection, name, spec, CollectionOptions())
-    check_spec_fits(generation, spec)
+    fit_spec(generation, spec)
     return generation
 
 

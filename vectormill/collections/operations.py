@@ -169,6 +169,10 @@ class CollectionBody(TypedDict):
         str,
         Meta(description="Language of full-text search: a text search configuration of Postgres."),
     ]
+    note: Annotated[
+        str | None,
+        Meta(description="What of its model its vectors lack until it is encoded again; null if nothing."),
+    ]
     created_at: Moment
     synced_at: Annotated[Moment | None, Meta(description="When the last successful re-index ended.")]
     stale_seconds: Annotated[float | None, Meta(description="Seconds since then; null if there was none.")]

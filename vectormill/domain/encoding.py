@@ -8,7 +8,7 @@ table in docs/CONFIGURATION.md are derived from that. `make_spec` resolves the o
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import NoneType
 from typing import Annotated, Any, Final, TypedDict, get_args, get_type_hints
 
@@ -290,6 +290,8 @@ class EncodingSpec:
 
     `similarity`, COSINE or DOT, is how a collection compares dense vectors. It does not change any, so it is no part of
     the vector space: a collection keeps the one with which its generation began.
+
+    `aliases` are former names of `revision` in a spec that was just made of a model's card. They are not stored.
     """
 
     model: str
@@ -311,6 +313,7 @@ class EncodingSpec:
     sparse_dimensions: int = 0
     token_dimensions: int = 0
     similarity: str = COSINE
+    aliases: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def result(self) -> str:
@@ -349,6 +352,10 @@ class EncodingSpec:
             token_dimensions=self.token_dimensions if MULTI_VECTOR in outputs else 0,
         )
 
+    def adopt(self, live: "EncodingSpec") -> "EncodingSpec":
+        """Return the spec under the live one's revision if that is a former name of its own, so that both compare."""
+        return replace(self, revision=live.revision) if live.revision in self.aliases else self
+
     def vector_space(self) -> dict[str, Any]:
         """Return the fields that the fingerprint is computed from.
 
@@ -380,13 +387,17 @@ class EncodingSpec:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def content(self) -> dict[str, Any]:
-        """Return all that decides the outcome of a job, for the hash of an Idempotency-Key."""
-        return {**self.vector_space(), "long_texts": self.long_texts, "vector_type": self.vector_type}
+        """Return all that decides the outcome of a job, for the hash of an Idempotency-Key.
+
+        A request that is repeated after an upgrade was hashed with the former name of the revision.
+        """
+        space = self.vector_space() | {"revision": (*self.aliases, self.revision)[0]}
+        return {**space, "long_texts": self.long_texts, "vector_type": self.vector_type}
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form: all fields, but those of other tasks and other outputs only where they are used."""
         values = {**asdict(self), "labels": list(self.labels)}
-        hidden = self._of_task() if self.task == EMBED else {}
+        hidden = {"aliases": self.aliases} | (self._of_task() if self.task == EMBED else {})
         if self.outputs == DENSE:
             hidden |= self._of_outputs()
         if self.similarity == COSINE:
@@ -401,7 +412,7 @@ class EncodingSpec:
     def from_json(cls, values: dict[str, Any]) -> "EncodingSpec":
         """Return the spec from its stored form, ignoring fields that a later release has added."""
         known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
-        return cls(**{**known, "labels": tuple(known.get("labels", ()))})
+        return cls(**{**known, "labels": tuple(known.get("labels", ())), "aliases": ()})
 
     def _of_task(self) -> dict[str, Any]:
         """Return the fields that only tasks other than `embed` have."""

@@ -10,15 +10,14 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from vectormill.collections.collection import Generation
-from vectormill.collections.collections import check_collection, check_spec_fits, open_collection
+from vectormill.collections.collections import check_collection, fit_spec, open_collection
 from vectormill.collections.generations import find_written as find_written_generation
 from vectormill.db.idempotency import bare_idempotency_key
 from vectormill.db.parameters import to_jsonb
@@ -124,7 +123,8 @@ FIND_PAYLOAD = text("""
 QUEUE_JOB = text("""
     WITH queued AS (
         UPDATE vectormill.jobs
-           SET state = 'queued', generation_id = :generation_id, content_hash = coalesce(content_hash, :content_hash),
+           SET state = 'queued', spec = CAST(:spec AS jsonb), generation_id = :generation_id,
+               content_hash = coalesce(content_hash, :content_hash),
                num_items = :num_items, num_chunks = :num_chunks, num_open_chunks = :num_chunks, updated_at = now()
          WHERE id = :id AND state = 'uploading'
         RETURNING id
@@ -221,28 +221,23 @@ class JobWriter:
         self._part: list[dict[str, object]] = []
         self._part_share = 0.0  # filled share of the part's capacity
         self._keys = KeyLedger()
-        self._hash = hashlib.blake2b(to_jsonb(self._fixed_content()).encode(), digest_size=16)
-
-    def _fixed_content(self) -> list[object]:
-        job = self._new_job
-        content: list[object] = [job.spec.content(), job.collection, job.priority, job.metadata or {}]
-        return content if job.output_url is None else [*content, job.output_url]
+        fixed = [new_job.spec.content(), new_job.collection, new_job.priority, new_job.metadata or {}]
+        fixed += [] if new_job.output_url is None else [new_job.output_url]
+        self._hash = hashlib.blake2b(to_jsonb(fixed).encode(), digest_size=16)
 
     def __enter__(self) -> Self:
+        job = self._new_job
         with self._engine.begin() as connection:
-            if self._new_job.generation_id is not None:
-                check_spec_fits(
-                    find_written_generation(connection, self._new_job.generation_id), self._new_job.spec
-                )
-            elif self._new_job.collection is not None:
-                check_collection(
-                    connection, self._new_job.collection, self._new_job.spec, self._settings.max_collections
-                )
-            if self._new_job.idempotency_key is not None:
-                self._find_existing(connection, self._new_job.idempotency_key)
+            spec, limit = job.spec, self._settings.max_collections
+            if job.generation_id is not None:
+                spec = fit_spec(find_written_generation(connection, job.generation_id), spec)
+            elif job.collection is not None:
+                spec = check_collection(connection, job.collection, spec, limit)
+            self._new_job = job = replace(job, spec=spec)
+            if job.idempotency_key is not None:
+                self._find_existing(connection, job.idempotency_key)
             if self.existing is None:
                 self._admit(connection)
-        job = self._new_job
         if self.existing is None and job.output_url is not None:
             self._place = take_place(job.output_url, self._id, job.spec, self._settings)
         return self
@@ -463,31 +458,27 @@ class JobWriter:
         raise error
 
     def _queue_job(self, connection: Connection) -> None:
-        generation = self._open_generation(connection)
+        job, generation = self._new_job, None
+        # It is locked against removal and changes of its state until the transaction ends.
+        if job.generation_id is not None:
+            generation = find_written_generation(connection, job.generation_id)
+        elif job.collection is not None:
+            generation = open_collection(connection, job.collection, job.spec)
+        # A collection that was created meanwhile may have a former name of the model's revision.
+        spec = job.spec if generation is None else fit_spec(generation, job.spec)
         connection.execute(
             QUEUE_JOB,
             {
                 "id": self._id,
+                "spec": to_jsonb(spec.to_json()),
                 "generation_id": generation.id if generation else None,
                 "content_hash": self._hash.digest(),
                 "num_items": self.num_items,
                 "num_chunks": self._num_chunks,
             },
         )
-        if generation is not None and self._new_job.generation_id is None:
+        if generation is not None and job.generation_id is None:
             add_twin(connection, self._id, generation)
-
-    def _open_generation(self, connection: Connection) -> Generation | None:
-        """Return the generation that the job writes; None if the job has no collection.
-
-        The generation is locked against removal and state changes until the transaction ends.
-        """
-        job = self._new_job
-        if job.generation_id is not None:
-            generation = find_written_generation(connection, job.generation_id)
-            check_spec_fits(generation, job.spec)
-            return generation
-        return open_collection(connection, job.collection, job.spec) if job.collection is not None else None
 
     def _answer_winner(self) -> Job:
         """Return the job of another request with the same key, which was committed meanwhile."""

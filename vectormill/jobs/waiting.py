@@ -57,9 +57,11 @@ class ServingWorker:
     state_reason: str | None = None
     max_tokens_in_flight: int | None = None
     seconds_since_start: float = 0.0
+    aliases: Sequence[str] | None = None
 
     def has_model_of(self, spec: EncodingSpec) -> bool:
-        return self.revision in (None, spec.revision) and self.pooling in (None, spec.model_pooling)
+        has_revision = self.revision is None or spec.revision in (self.revision, *(self.aliases or ()))
+        return has_revision and self.pooling in (None, spec.model_pooling)
 
     @property
     def is_ready(self) -> bool:
@@ -231,10 +233,11 @@ def _enumerate(names: Sequence[str]) -> str:
 # only once.
 LIST_SERVING_WORKERS = text("""
     SELECT name, model, slots, told.revision, told.pooling, told.state, told.state_reason,
-           max_tokens_in_flight, extract(epoch FROM now() - started_at)::float8 AS seconds_since_start
+           max_tokens_in_flight, extract(epoch FROM now() - started_at)::float8 AS seconds_since_start,
+           told.aliases
       FROM vectormill.workers
      CROSS JOIN LATERAL jsonb_to_record(CASE WHEN model = ANY(CAST(:models AS text[])) THEN report ELSE '{}' END)
-                     AS told (revision text, pooling text, state text, state_reason text)
+                     AS told (revision text, pooling text, state text, state_reason text, aliases text[])
      WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds)
      ORDER BY name LIMIT 10000
 """)

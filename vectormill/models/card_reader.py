@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
+from vectormill.models.identity import identify_directory
 from vectormill.models.model_card import ModelCard, TableMissing
 from vectormill.models.model_entry import ModelEntry
 from vectormill.settings import process_environment
@@ -36,6 +37,8 @@ OVERRUNS: Final = {
     str(-signal.SIGXCPU): f"{PROCESSOR_SECONDS} s of processor time",
 }
 MOST_ANSWER_BYTES: Final = 8 << 20
+# The end of a revision that the registry names, where files are read otherwise than by the release that stored it.
+READ_ANEW: Final = "+read"
 # All of the environment that a Python may need to start.
 KEPT_VARIABLES: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 BOOTSTRAP: Final = (
@@ -54,13 +57,20 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 def read_card(
-    name: str, directory: Path, entry: ModelEntry, *, needs_weights: bool = True, must_encode: bool = True
+    name: str,
+    directory: Path,
+    entry: ModelEntry,
+    *,
+    needs_weights: bool = True,
+    must_encode: bool = True,
+    digests: Path | None = None,
 ) -> ModelCard:
     """Return the card of the model in `directory`, as `layouts.read_model_card` does, by a process of its own.
 
-    Raise ModelError if it is refused there, or if its files are damaged or take more than the limits.
+    Digests of large files are kept in the folder `digests`. Raise ModelError if the model is refused, or if its files
+    are damaged or take more than the limits.
     """
-    answer = _ask(name, directory, entry, needs_weights, must_encode, stamp_files(name, directory))
+    answer = _ask(name, directory, entry, needs_weights, must_encode, digests, stamp_files(name, directory))
     if answer.card is None:
         raise REFUSALS[answer.refusal](answer.reason)
     return replace(answer.card, name=name, path=directory)
@@ -85,9 +95,19 @@ def stamp_files(name: str, directory: Path) -> tuple[tuple[object, ...], ...]:
 
 @cache
 def _ask(
-    name: str, directory: Path, entry: ModelEntry, needs_weights: bool, must_encode: bool, _: object
+    name: str,
+    directory: Path,
+    entry: ModelEntry,
+    needs_weights: bool,
+    must_encode: bool,
+    digests: Path | None,
+    _: object,
 ) -> _Answer:
-    """Return the answer of a new process. Raise ModelError if there is none for a reason that may pass."""
+    """Return the answer of a new process. Raise ModelError if there is none for a reason that may pass.
+
+    That process names a revision by samples of the weights, as the releases before this one did. Here the digest of all
+    bytes takes its place: it takes longer than the process may, and parses nothing.
+    """
     question = name, str(directory), entry.options, needs_weights, must_encode, LIMITS
     paths = [str(Path(__file__).parents[2]), *filter(os.path.isabs, sys.path)]
     try:
@@ -118,7 +138,17 @@ def _ask(
         except (ValueError, RecursionError):
             continue
         path, answer = (told, answer) if isinstance(told, str) else (path, told)
-    if answer.card is not None or answer.refusal in REFUSALS:
+    if answer.card is not None:
+        revision = former = answer.card.revision
+        if entry.revision is None and must_encode:
+            # Both have as many digits, and the names of a template and of an adapter may follow.
+            identity = identify_directory(directory, digests)
+            revision = identity + former[len(identity) :]
+        elif answer.card.rereads:
+            revision += READ_ANEW
+        aliases = () if revision == former else (former,)
+        return _Answer(replace(answer.card, revision=revision, aliases=aliases))
+    if answer.refusal in REFUSALS:
         return answer
     if most := OVERRUNS.get(answer.refusal or str(process.returncode)):
         end = f"takes more than {most} to read: it is damaged, or made to do harm"

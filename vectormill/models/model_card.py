@@ -206,6 +206,9 @@ class ModelCard:
     come from the name of the model's directory instead of a file, so that the revision ends with them. `flaws` say
     which settings of its files cannot be
     honoured, so that no new job is accepted, and `settings` are those that are, each with its file.
+
+    `aliases` are former names of `revision`, under which specs of this model may be stored. `rereads` are sentences
+    about settings of the model's files that former releases skipped, and that change vectors.
     """
 
     name: str
@@ -244,6 +247,17 @@ class ModelCard:
     named: tuple[str, ...] = ()
     flaws: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    rereads: tuple[str, ...] = ()
+
+    @property
+    def revisions(self) -> tuple[str, ...]:
+        """Return the revision and its former names: those of the specs that this model can encode."""
+        return (self.revision, *self.aliases)
+
+    def reads_as_before(self, revision: str) -> bool:
+        """Return True if the vectors of this revision are those without the settings that `rereads` is about."""
+        return bool(self.rereads) and revision in self.aliases
 
     @property
     def is_extractor(self) -> bool:

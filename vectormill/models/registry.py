@@ -76,7 +76,7 @@ class Registry:
     """The models in the settings, those that `vectormill models add` wrote to `added`, and the packaged default.
 
     Cards are cached, and the file is read again when it has changed. Safe for threads: while one thread waits for the
-    hub, only requests for the same model wait with it.
+    hub or for digests, which are kept in the folder `digests`, only requests for the same model wait with it.
     """
 
     def __init__(
@@ -85,12 +85,14 @@ class Registry:
         clock: Callable[[], float] = time.monotonic,
         added: Path | None = None,
         is_in_use: Callable[[str], bool] = lambda model: False,
+        digests: Path | None = None,
     ) -> None:
         """Take the entries by name; a model that `is_in_use` is only noted where its files have a flaw."""
         packaged = find_packaged_model()
         self._packaged = {} if packaged is None else {DEFAULT_MODEL: ModelEntry(path=str(packaged))}
         self._given = dict(models)
         self._added = added
+        self._digests = digests
         self._read: tuple[object, dict[str, ModelEntry]] = (None, self._packaged | self._given)
         self._cards: dict[tuple[str, bool], tuple[ModelEntry, ModelCard]] = {}
         self._failures: dict[tuple[str, bool], tuple[float, str]] = {}  # time and message of failures
@@ -177,7 +179,7 @@ class Registry:
 
     def _read_card(self, name: str, entry: ModelEntry, weights: bool) -> ModelCard:
         if Path(entry.path).expanduser().is_dir():
-            return read_card(name, resolve_directory(entry, weights), entry)
+            return read_card(name, resolve_directory(entry, weights), entry, digests=self._digests)
         directory = self._fetch(name, entry, weights)
         if not weights:
             require_readable_weights(entry, directory.name)
@@ -219,11 +221,11 @@ def open_registry(
     settings: Settings, model: str | None = None, is_in_use: Callable[[str], bool] = lambda model: False
 ) -> Registry:
     """Return the registry of these settings, and of `model` if it is a directory or `owner/name` on the hub."""
-    added = name_added(settings)
-    registry = Registry(settings.models, added=added, is_in_use=is_in_use)
+    added, digests = name_added(settings), settings.cache_dir.expanduser() / "digests"
+    registry = Registry(settings.models, added=added, is_in_use=is_in_use, digests=digests)
     if model is None or model in registry.names() or not is_path(model):
         return registry
-    return Registry({**settings.models, model: ModelEntry(path=model)}, added=added)
+    return Registry({**settings.models, model: ModelEntry(path=model)}, added=added, digests=digests)
 
 
 def is_path(name: str) -> bool:
@@ -367,12 +369,27 @@ def require_readable_weights(entry: ModelEntry, commit: str) -> None:
         )
 
 
+def explain_reading(registry: Registry, collection: str, live: EncodingSpec) -> str | None:
+    """Say which settings of its model a collection's vectors lack since a former release skipped them, and what to do.
+
+    None if there are none, or if the model cannot be read here.
+    """
+    try:
+        card = registry.card(live.model)
+    except (UnknownModel, ModelError):
+        return None
+    if not card.reads_as_before(live.revision):
+        return None
+    told = f"Its vectors are those of a former release, which skipped settings of {card.name}:"
+    return f"{told} {' '.join(card.rereads)} `vectormill reindex {collection}` encodes it again with them."
+
+
 def respecify(registry: Registry, live: EncodingSpec, **wanted: Any) -> EncodingSpec:
     """Return the spec with some values replaced: `model` and the fields of EncodingOptions.
 
     All other values are kept. If the model changes, they become the new model's defaults, except those that
-    concern the texts: the task, and the schema of an extraction. Raise UnknownModel, ModelError,
-    InvalidOption.
+    concern the texts: the task, and the schema of an extraction. A spec that gives the live one's vectors keeps
+    its revision, so that nothing is encoded again. Raise UnknownModel, ModelError, InvalidOption.
     """
     model = wanted.pop("model", live.model)
     card = registry.card(model)
@@ -389,4 +406,6 @@ def respecify(registry: Registry, live: EncodingSpec, **wanted: Any) -> Encoding
     if wanted.get("outputs", live.outputs) != live.outputs:
         for name in ("normalize", "dimensions", "vector_type"):
             kept.pop(name, None)
-    return make_spec(card, EncodingOptions(**kept | wanted))
+    made = make_spec(card, EncodingOptions(**kept | wanted))
+    known = made.adopt(live)
+    return made if card.rereads or known.fingerprint() != live.fingerprint() else known

@@ -6,7 +6,7 @@ kind is in worker/tasks/table.py. docs/TASKS.md describes how to add a task.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from vectormill.domain.encoding import (
@@ -105,7 +105,15 @@ def find_own_task(card: ModelCard) -> str:
 
 
 def name_model(card: ModelCard) -> dict[str, Any]:
-    return {"model": card.name, "revision": card.revision, "pooling": "+".join(card.pooling)}
+    names = {"model": card.name, "revision": card.revision, "pooling": "+".join(card.pooling)}
+    return {**names, "aliases": card.aliases}
+
+
+def settle_spec(card: ModelCard, stored: EncodingSpec) -> EncodingSpec:
+    """Return a stored spec as the model's card names it now, with its former names if it gives the same vectors."""
+    if stored.revision not in card.revisions or card.reads_as_before(stored.revision):
+        return stored
+    return replace(stored, revision=card.revision, aliases=() if card.rereads else card.aliases)
 
 
 def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:

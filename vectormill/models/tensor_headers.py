@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.weights import SAFETENSORS, list_small_files, list_weight_files
@@ -107,9 +107,6 @@ def _unpickle(path: Path) -> Any:
 class _SizesUnpickler(pickle.Unpickler):
     """An unpickler that creates headers in place of torch's tensors, and calls nothing else."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(file)
-
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _MAKERS:
             return _MAKERS[module, name]
@@ -126,14 +123,10 @@ def _make_header(storage: str, offset: int, shape: tuple[int, ...], *_: Any) -> 
     return TensorHeader(storage, tuple(int(size) for size in shape))
 
 
-def _keep(header: TensorHeader, *_: Any) -> TensorHeader:
-    return header
-
-
 _MAKERS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("torch._utils", "_rebuild_tensor_v2"): _make_header,
-    ("torch._utils", "_rebuild_parameter"): _keep,
+    ("torch._utils", "_rebuild_parameter"): lambda header, *_: header,
 }
 
 

@@ -74,7 +74,7 @@ def make_quote(
     kept = None
     if job.collection is not None:
         generation = find_in_state(connection, job.collection, LIVE)
-        if generation is not None and generation.spec.builds_as(spec):
+        if generation is not None and generation.spec.builds_as(spec.adopt(generation.spec)):
             kept = find_kept(connection, generation, sample)
     encoded = sample.repeated.rest * (kept.rest if kept and skips_kept else 1)
     key_bytes, text_bytes, metadata_bytes = sample.mean_bytes

@@ -8,6 +8,7 @@ import numpy as np
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import ModelCard
+from vectormill.models.specs import settle_spec
 from worker.certificates.certificate import Certificate, find_bound, name_certificate, read_certificate
 from worker.certificates.measuring import MAX_TEXT_CHARS, find_agreement
 from worker.engine.engine import Engine
@@ -25,8 +26,8 @@ def find_certificate(data_dir: Path, card: ModelCard) -> Certificate | None:
     if not path.is_file():
         return None
     certificate = read_certificate(path)
-    if certificate.spec.revision != card.revision:
-        was = certificate.spec.revision
+    was = certificate.spec.revision
+    if settle_spec(card, certificate.spec).revision != card.revision:
         logger.warning("%s is not used: it is of revision %s, and this is %s.", path, was, card.revision)
         return None
     return certificate

@@ -27,6 +27,7 @@ from vectormill.models.families import find_family
 from vectormill.models.model_card import ModelCard
 from vectormill.models.model_shape import ModelShape
 from vectormill.models.registry import EncodingOptions, make_spec
+from vectormill.models.specs import settle_spec
 from vectormill.models.weights import find_weights, list_small_files, list_weight_files, list_weights
 from vectormill.moments import format_moment
 from vectormill.processes.lifetimes import open_child
@@ -472,10 +473,11 @@ def verify(certified: Certificate, card: ModelCard, machine: Machine, tell: Tell
     """
     combinations = [each.combination for each in certified.measurements]
     failures = find_changed_files(certified, digest_files(card))
-    if (card.revision, "+".join(card.pooling)) != (certified.spec.revision, certified.spec.pooling):
+    revision, pooling = settle_spec(card, certified.spec).revision, "+".join(card.pooling)
+    if (card.revision, pooling) != (revision, certified.spec.pooling):
         failures.append(
-            f"{card.name} is registered as {card.revision} with {'+'.join(card.pooling)} pooling, and was "
-            f"{certified.spec.revision} with {certified.spec.pooling} pooling."
+            f"{card.name} is registered as {card.revision} with {pooling} pooling, and was "
+            f"{revision} with {certified.spec.pooling} pooling."
         )
     if failures:
         return Verdict(certified, None, (), failures)

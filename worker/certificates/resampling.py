@@ -86,7 +86,7 @@ def verify_job(
     if not job.is_terminal:
         raise WrongJobState(f"The job is {job.state}; it can be verified when it has ended.")
     card = open_registry(settings, spec.model).card(spec.model, weights=True)
-    if card.revision != spec.revision:
+    if spec.revision not in card.revisions:
         raise ModelError(
             f"The job was computed with revision {spec.revision} of {spec.model}, and here {card.revision} is "
             "registered."

@@ -268,6 +268,7 @@ class Engine:
         return {
             "model": self._card.name,
             "revision": self._card.revision,
+            "aliases": self._card.aliases,
             "pooling": "+".join(self._card.pooling),
             "state": self._executor.state,
             "state_reason": self._executor.reason,
@@ -302,7 +303,7 @@ class Engine:
         """
         asked = (spec.model, spec.revision, spec.model_pooling)
         here = (self._card.name, self._card.revision, "+".join(self._card.pooling))
-        if asked != here:
+        if spec.revision not in self._card.revisions or (asked[0], asked[2]) != (here[0], here[2]):
             raise ModelError(
                 f"The job needs the model {' '.join(asked)}, but this worker serves {' '.join(here)}. Start a worker "
                 "with that model, or submit the job again."

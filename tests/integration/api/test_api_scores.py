@@ -60,7 +60,7 @@ def answers_queries(redis_url: str, model: EncodingEngine) -> Iterator[None]:
     """A worker of the model that takes queries."""
     card = Registry(MODELS).card(MODEL)
     space = name_space(card.name, card.revision, "+".join(card.pooling))
-    with listening(redis_url, space=space, engine=model):
+    with listening(redis_url, lambda _: None, space, engine=model):
         yield
 
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.faulty_engine import (
+    CARD,
     HANG_WHILE_FILE_EXISTS,
     SPEC,
     MakeEngine,
@@ -204,8 +205,13 @@ def test_a_spec_of_another_model_or_revision_is_refused_and_the_report_shows_it_
 ) -> None:
     report = engine.report()
     worker = ServingWorker("w", report["model"], 1, report["revision"], report["pooling"], report["state"])
-    assert worker.has_model_of(SPEC)
+    former_worker, worker = worker, replace(worker, aliases=report["aliases"])
     assert worker.is_ready
+    former = replace(SPEC, revision=CARD.aliases[0])
+    assert [worker.has_model_of(each) for each in (SPEC, former)] == [True, True]
+    assert [former_worker.has_model_of(each) for each in (SPEC, former)] == [True, False]
+    now, before = (encode(engine, ["fine"], spec=each) for each in (SPEC, former))
+    np.testing.assert_array_equal(now.vectors, before.vectors)
     for other in (
         replace(SPEC, revision="older"),
         replace(SPEC, model="other"),

@@ -46,6 +46,8 @@ def test_a_job_says_what_is_missing_until_it_makes_progress(engine: Engine) -> N
     assert "No live worker serves fake" in str(explain(engine, job))
     beat(engine, revision="2")
     assert "live workers have revision 2 and pooling mean" in str(explain(engine, job))
+    beat(engine, revision="2", aliases=["0", SPEC.revision])
+    assert explain(engine, job) is None
     beat(engine, state="loading", state_reason="")
     assert "w is loading." in str(explain(engine, job))
     with engine.begin() as connection:

@@ -52,6 +52,7 @@ def other(priority: int, num_chunks: int = 4, model: str = "m") -> DispatchedChu
             {"workers": [replace(WORKER, revision="2", pooling=None)], "in_hand": [MINE]},
             "live workers have revision 2. Start",
         ),
+        ({"workers": [replace(WORKER, revision="2", aliases=["1"])]}, None),
         ({"workers": [replace(WORKER, pooling="cls"), WORKER]}, None),  # one of two is enough
         # A worker that loads its model may hold a chunk meanwhile, and does nothing with it.
         (
