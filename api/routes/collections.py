@@ -101,12 +101,9 @@ def get_collections(
 
 
 def list_facts(row: CollectionRow, registry: Registry) -> dict[str, Any]:
-    """Return the fields of a collection's JSON body that its row in the database does not have.
-
-    Nobody waits for a model of which this process has read nothing yet.
-    """
+    """Return the fields of a collection's JSON body that its row in the database does not have."""
     spec = row.spec
-    is_read = registry.is_read(spec.model)
+    is_read = registry.is_read(spec.model)  # nobody waits here for the files of a model
     return {
         "kind": find_kind(spec),
         "model": spec.model,

@@ -76,10 +76,7 @@ def keeps_texts(connection: Connection, collection_id: int) -> bool:
 
 
 def fit_spec(generation: Generation, spec: EncodingSpec) -> EncodingSpec:
-    """Return the spec under the generation's revision, of which its own is perhaps a newer name.
-
-    Raise WrongKind or SpecMismatch, naming the differences, unless the spec has the generation's vector space.
-    """
+    """Return the spec under the generation's revision. Raise WrongKind or SpecMismatch for another vector space."""
     check_kind(generation.collection, generation.kind, spec)
     spec = spec.adopt(generation.spec)
     if generation.spec.fingerprint() == spec.fingerprint():
@@ -108,10 +105,7 @@ def describe_differences(theirs: EncodingSpec, ours: EncodingSpec) -> str:
 def check_collection(
     connection: Connection, name: str, spec: EncodingSpec, max_collections: int
 ) -> EncodingSpec:
-    """Return the spec as it fits the collection (`fit_spec`) before an upload.
-
-    Raise the errors of `open_collection`, and TooManyCollections.
-    """
+    """Return the spec as `fit_spec` does. Raise the errors of `open_collection`, and TooManyCollections."""
     try:
         return fit_spec(find_generation(connection, name), spec)
     except CollectionNotFound:

@@ -387,10 +387,8 @@ class EncodingSpec:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def content(self) -> dict[str, Any]:
-        """Return all that decides the outcome of a job, for the hash of an Idempotency-Key.
-
-        A request that is repeated after an upgrade was hashed with the former name of the revision.
-        """
+        """Return all that decides the outcome of a job, for the hash of an Idempotency-Key."""
+        # A request that is repeated after an upgrade was hashed with the former name.
         space = self.vector_space() | {"revision": (*self.aliases, self.revision)[0]}
         return {**space, "long_texts": self.long_texts, "vector_type": self.vector_type}
 

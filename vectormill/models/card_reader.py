@@ -93,6 +93,16 @@ def stamp_files(name: str, directory: Path) -> tuple[tuple[object, ...], ...]:
     return tuple(stamps)
 
 
+def rename(card: ModelCard, identity: str | None) -> ModelCard:
+    """Return the card under its identity, or by the name that its registry entry gives it, and with its former name."""
+    former = card.revision
+    if identity is None:
+        revision = former + READ_ANEW if card.rereads else former
+    else:  # as many digits as in the former one, which the names of a template and of an adapter may follow
+        revision = identity + former[len(identity) :]
+    return replace(card, revision=revision, aliases=() if revision == former else (former,))
+
+
 @cache
 def _ask(
     name: str,
@@ -105,8 +115,8 @@ def _ask(
 ) -> _Answer:
     """Return the answer of a new process. Raise ModelError if there is none for a reason that may pass.
 
-    That process names a revision by samples of the weights, as the releases before this one did. Here the digest of all
-    bytes takes its place: it takes longer than the process may, and parses nothing.
+    That process names a revision by samples, as former releases did. The digest of all bytes takes longer than it may,
+    and parses nothing.
     """
     question = name, str(directory), entry.options, needs_weights, must_encode, LIMITS
     paths = [str(Path(__file__).parents[2]), *filter(os.path.isabs, sys.path)]
@@ -139,15 +149,8 @@ def _ask(
             continue
         path, answer = (told, answer) if isinstance(told, str) else (path, told)
     if answer.card is not None:
-        revision = former = answer.card.revision
-        if entry.revision is None and must_encode:
-            # Both have as many digits, and the names of a template and of an adapter may follow.
-            identity = identify_directory(directory, digests)
-            revision = identity + former[len(identity) :]
-        elif answer.card.rereads:
-            revision += READ_ANEW
-        aliases = () if revision == former else (former,)
-        return _Answer(replace(answer.card, revision=revision, aliases=aliases))
+        is_named = entry.revision is not None or not must_encode
+        return _Answer(rename(answer.card, None if is_named else identify_directory(directory, digests)))
     if answer.refusal in REFUSALS:
         return answer
     if most := OVERRUNS.get(answer.refusal or str(process.returncode)):

@@ -370,10 +370,7 @@ def require_readable_weights(entry: ModelEntry, commit: str) -> None:
 
 
 def explain_reading(registry: Registry, collection: str, live: EncodingSpec) -> str | None:
-    """Say which settings of its model a collection's vectors lack since a former release skipped them, and what to do.
-
-    None if there are none, or if the model cannot be read here.
-    """
+    """Say which settings of its model a collection's vectors lack, and what to do; None if none is known."""
     try:
         card = registry.card(live.model)
     except (UnknownModel, ModelError):

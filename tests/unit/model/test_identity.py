@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tests.models import DEVICE, packaged_model, read_card
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.models import identity
+from vectormill.models.card_reader import rename
 from vectormill.models.identity import identify_directory
 from vectormill.models.layouts import read_model_card
 from vectormill.models.model_card import ModelCard
@@ -148,6 +150,20 @@ def test_a_named_revision_is_the_identity_and_nothing_is_hashed(tmp_path: Path, 
     entry = ModelEntry(path=str(packaged_model()), revision="mine")
     card = Registry({"m": entry}).card("m")
     assert (card.revision, card.aliases, reads) == ("mine", (), [])
+
+
+def test_a_named_revision_that_is_read_otherwise_than_before_is_another_one() -> None:
+    card = read_card(packaged_model())
+    stored = replace(card, revision="commit+adapter", aliases=())
+    assert rename(stored, None) == stored
+    anew = rename(replace(stored, rereads=("It is cut at its beginning.",)), None)
+    assert (anew.revision, anew.aliases) == ("commit+adapter+read", ("commit+adapter",))
+    assert [anew.reads_as_before(each) for each in (*anew.revisions, "other")] == [False, True, False]
+    hashed = rename(replace(stored, revision=f"{16 * '0'}+adapter"), 16 * "1")
+    assert (hashed.revision, hashed.aliases) == (f"{16 * '1'}+adapter", (f"{16 * '0'}+adapter",))
+    assert [hashed.reads_as_before(each) for each in hashed.revisions] == [False, False]
+    before = EncodingSpec.from_json({**spec_of(card).to_json(), "revision": "commit+adapter"})
+    assert settle_spec(anew, before) == before
 
 
 def spec_of(card: ModelCard, **options: object) -> EncodingSpec:
