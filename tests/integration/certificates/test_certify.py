@@ -99,7 +99,11 @@ def check_workers(model: Path, path: Path, settings: WorkerSettings) -> None:
     card = open_registry(Settings(), str(model)).card(str(model), weights=True)
     certificate = find_certificate(path.parents[1], card)
     assert certificate is not None
-    assert find_certificate(path.parents[1], replace(card, revision="another")) is None
+    another = replace(card, revision="another", aliases=())
+    assert find_certificate(path.parents[1], another) is None
+    renamed = replace(another, aliases=(card.revision,))
+    assert find_certificate(path.parents[1], renamed) == certificate
+    assert find_certificate(path.parents[1], replace(renamed, rereads=("It is cut.",))) is None
     engine = Engine(card, DEVICE, settings, model.parent / "cache")
     engine.start()
     try:
