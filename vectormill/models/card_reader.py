@@ -38,7 +38,7 @@ OVERRUNS: Final = {
 }
 MOST_ANSWER_BYTES: Final = 8 << 20
 # The end of a revision that the registry names, where files are read otherwise than by the release that stored it.
-READ_ANEW: Final = "+read"
+READ_ANEW: Final = "read"
 # All of the environment that a Python may need to start.
 KEPT_VARIABLES: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 BOOTSTRAP: Final = (
@@ -96,10 +96,9 @@ def stamp_files(name: str, directory: Path) -> tuple[tuple[object, ...], ...]:
 def rename(card: ModelCard, identity: str | None) -> ModelCard:
     """Return the card under its identity, or by the name that its registry entry gives it, and with its former name."""
     former = card.revision
-    if identity is None:
-        revision = former + READ_ANEW if card.rereads else former
-    else:  # as many digits as in the former one, which the names of a template and of an adapter may follow
-        revision = identity + former[len(identity) :]
+    # The identity has as many digits as the sample, which the names of a template and of an adapter may follow.
+    revision = former if identity is None else identity + former[len(identity) :]
+    revision = "+".join((revision, *card.named, *([READ_ANEW] if identity is None and card.rereads else ())))
     return replace(card, revision=revision, aliases=() if revision == former else (former,))
 
 

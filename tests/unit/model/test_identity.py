@@ -159,6 +159,8 @@ def test_a_named_revision_that_is_read_otherwise_than_before_is_another_one() ->
     anew = rename(replace(stored, rereads=("It is cut at its beginning.",)), None)
     assert (anew.revision, anew.aliases) == ("commit+adapter+read", ("commit+adapter",))
     assert [anew.reads_as_before(each) for each in (*anew.revisions, "other")] == [False, True, False]
+    called = replace(stored, named=("splade",))
+    assert rename(called, None).revisions == ("commit+adapter+splade", "commit+adapter")
     hashed = rename(replace(stored, revision=f"{16 * '0'}+adapter"), 16 * "1")
     assert (hashed.revision, hashed.aliases) == (f"{16 * '1'}+adapter", (f"{16 * '0'}+adapter",))
     assert [hashed.reads_as_before(each) for each in hashed.revisions] == [False, False]
