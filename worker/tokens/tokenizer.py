@@ -224,8 +224,10 @@ class Tokenizer:
 
     def refuse_without_room(self, texts: TokenizedTexts, prompt: str, max_tokens: int) -> TokenizedTexts:
         """Return the texts, of which those that were cut fail if the prompt leaves no room for one of their tokens."""
-        is_cut = texts.truncated
-        if not is_cut.any() or (num_around := len(self._reference.encode_one(prompt))) < max_tokens:
+        is_cut, num_around = texts.truncated, self.num_prefix + self._num_suffix
+        if prompt and is_cut.any():
+            num_around = len(self._reference.encode_one(prompt))
+        if num_around < max_tokens or not is_cut.any():
             return texts
         failure = ItemFailure(TOO_MANY_TOKENS, tell_no_room(prompt, num_around, max_tokens))
         failures = {**texts.failures, **dict.fromkeys(np.flatnonzero(is_cut).tolist(), failure)}
