@@ -108,6 +108,7 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
     normalize = has_unit_length if entry.normalize is None else entry.normalize
     similarity, remark = files.read_similarity(has_unit_length=normalize)
     notes += remark if is_embedder and heads.has_dense else ()
+    truncates_left = files.read("tokenizer_config.json").take("truncation_side", "right") == "left"
     num_words = 0 if classifier is None else classifier.num_words
     shape = files.read_shape(text_config, dense=dense, has_head=classifier is not None and not num_words)
     shape = replace(
@@ -135,7 +136,8 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
         dense=dense,
         default_dimensions=files.encoder.take("truncate_dim", 0, least=1),
         lowercase=files.transformer.take("do_lower_case", False),
-        truncates_left=files.read("tokenizer_config.json").take("truncation_side", "right") == "left",
+        truncates_left=truncates_left,
+        rereads=('tokenizer_config.json: truncation_side "left".',) if truncates_left else (),
         num_parameters=files.num_parameters,
         classifier=classifier,
         extractor=REXUNINLU if is_extractor else "",

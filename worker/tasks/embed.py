@@ -101,13 +101,19 @@ class Embed:
             whole = self._tokenizer.tokenize_whole(decoded).spread(sound, len(texts))
             passaged = cut_passages(self._take_given(spec, texts, failures, whole), frame)
         else:
-            tokenized = self._tokenizer.tokenize(decoded, spec.max_tokens, spec.long_texts == TRUNCATE)
+            tokenized = self._tokenizer.tokenize(
+                decoded, spec.max_tokens, spec.long_texts == TRUNCATE, keeps_end=self._keeps_end(spec)
+            )
             given = self._take_given(spec, texts, failures, tokenized.spread(sound, len(texts)))
             passaged = PassagedTexts.whole(
                 self._tokenizer.refuse_without_room(given, spec.prompt, spec.max_tokens)
             )
         prompt_length = 0 if self._card.include_prompt else self._tokenizer.count_prompt_tokens(spec.prompt)
         return passaged, failures, {PROMPT_LENGTH: prompt_length}
+
+    def _keeps_end(self, spec: EncodingSpec) -> bool:
+        """Return True if long texts lose their beginning, and the spec is not one of a release that cut their end."""
+        return self._card.truncates_left and not self._card.reads_as_before(spec.revision)
 
     def _take_given(
         self,
@@ -124,7 +130,11 @@ class Embed:
             del failures[place]
         max_tokens = None if spec.long_texts == PASSAGES else spec.max_tokens
         given = self._tokenizer.take_ids(
-            [texts[place] for place in places], spec.prompt, max_tokens, spec.long_texts == TRUNCATE
+            [texts[place] for place in places],
+            spec.prompt,
+            max_tokens,
+            spec.long_texts == TRUNCATE,
+            keeps_end=self._keeps_end(spec),
         )
         return lay_together(tokenized, given.spread(places, len(texts)))
 
