@@ -13,7 +13,6 @@ from vectormill.domain.encoding import (
     BINARY,
     COSINE,
     DEFAULT_PASSAGE_OVERLAP_SHARE,
-    DOT,
     FAIL,
     FLOAT16,
     FLOAT32,
@@ -140,12 +139,8 @@ def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
                 f"dimensions must be from 1 to {card.dimension} for model {card.name!r}; got {dimensions}."
             )
         normalize = card.normalize if options.normalize is None else options.normalize
-    similarity = card.similarity if DENSE in outputs and not normalize else COSINE  # equal at length 1
-    if similarity == DOT and options.vector_type == BINARY:
-        raise InvalidOption(
-            f"The vectors of {card.name!r} are compared by their inner product, which {BINARY} vectors, the signs, do "
-            "not have: use another vector_type, or normalize to compare by cosine."
-        )
+    # At length 1 both are equal, and signs have no length.
+    has_length = DENSE in outputs and not normalize and options.vector_type != BINARY
     return EncodingSpec(
         **own,
         normalize=normalize,
@@ -158,7 +153,7 @@ def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
         outputs=",".join(outputs),
         sparse_dimensions=card.sparse_dimensions if SPARSE in outputs else 0,
         token_dimensions=card.token_dimensions if MULTI_VECTOR in outputs else 0,
-        similarity=similarity,
+        similarity=card.similarity if has_length else COSINE,
     )
 
 

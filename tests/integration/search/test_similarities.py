@@ -15,7 +15,6 @@ from vectormill.collections.generation_tables import keep_ranges, upsert_rows
 from vectormill.collections.index_plan import COMPARISONS, choose_comparison, find_operator_class
 from vectormill.collections.swaps import open_target_generation
 from vectormill.domain.encoding import BINARY, COSINE, DOT, FLOAT16, FLOAT32, INT8, EncodingSpec
-from vectormill.domain.errors import InvalidOption
 from vectormill.jobs.item import Item
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from vectormill.runs.measures import measure_recall
@@ -167,15 +166,14 @@ def test_a_collection_keeps_its_similarity_until_another_generation_is_built(eng
         ({}, DOT),
         ({"vector_type": INT8}, DOT),
         ({"normalize": True}, COSINE),  # at length 1 both are equal
+        ({"vector_type": BINARY}, COSINE),  # signs have no length
     ],
 )
-def test_a_model_of_inner_products_is_compared_so_unless_it_is_normalized(
+def test_a_model_of_inner_products_is_compared_so_where_its_vectors_have_a_length(
     options: dict[str, Any], similarity: str
 ) -> None:
     card = replace(Registry({}).card(DEFAULT_MODEL), normalize=False, similarity=DOT)
     assert make_spec(card, EncodingOptions(**options)).similarity == similarity
-    with pytest.raises(InvalidOption, match="binary vectors, the signs, do not have"):
-        make_spec(card, EncodingOptions(vector_type=BINARY))
 
 
 def test_what_is_compared_otherwise_is_the_same_vector_space() -> None:
