@@ -74,7 +74,8 @@ def write_dense(directory: Path, *, place: int = 2, **arguments: Any) -> None:
 def write_scoring_dense(directory: Path, **arguments: Any) -> None:
     """A CrossEncoder whose scores a Dense module makes of the pooled vector."""
     torch.manual_seed(1)
-    dense = Dense(HIDDEN_SIZE, 1, module_output_name="scores", activation_function=nn.Identity(), **arguments)
+    options = {"module_output_name": "scores"} | arguments
+    dense = Dense(HIDDEN_SIZE, 1, activation_function=nn.Identity(), **options)
     modules = [Transformer(Small.transformer()), Pooling(HIDDEN_SIZE), dense]
     CrossEncoder(modules=modules, device="cpu").save(**at(directory))
 
