@@ -244,7 +244,7 @@ def find_version() -> str:
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document, including the msgspec types, which FastAPI does not know.
+    """Return the OpenAPI document, with the msgspec types and the scopes of keys, which FastAPI does not know.
 
     It is built once.
     """
@@ -265,18 +265,13 @@ def describe(app: FastAPI) -> dict[str, Any]:
         components["SearchQuery"] |= ONE_QUERY
         components["ProblemBody"]["example"] = PROBLEM_EXAMPLE
         schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
-        describe_scopes(schema)
+        schema["components"]["securitySchemes"] = {"key": KEY_SCHEME}
+        for path, operations in schema["paths"].items():
+            for method, operation in operations.items():
+                scope = find_scope(method.upper(), path)
+                operation["security"] = [] if scope is None else [{"key": [scope]}]
         app.openapi_schema = schema
     return app.openapi_schema
-
-
-def describe_scopes(schema: dict[str, Any]) -> None:
-    """Add to each operation of the OpenAPI document the scope that a key needs for it."""
-    schema["components"]["securitySchemes"] = {"key": KEY_SCHEME}
-    for path, operations in schema["paths"].items():
-        for method, operation in operations.items():
-            scope = find_scope(method.upper(), path)
-            operation["security"] = [] if scope is None else [{"key": [scope]}]
 
 
 class ApiServer(uvicorn.Server):

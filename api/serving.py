@@ -8,7 +8,7 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import UnionType
 from typing import Annotated, Any, Final, TypeVar, get_args
 from urllib.parse import quote, unquote, unquote_to_bytes
@@ -17,6 +17,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from starlette.datastructures import QueryParams
 
 from api.dependencies import ResourcesDependency
@@ -68,6 +69,24 @@ def serve(
         return handler
 
     return register
+
+
+class DirectRoute(APIRoute):
+    """A route that bypasses FastAPI's request handling, for hundreds of requests a second.
+
+    Resolving dependencies and making a response from the answer took as long as the route's own work. The handler gets
+    the request, the resources and the values of the path as they are written.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        async def answer(request: Request) -> Response:
+            resources = request.app.state.resources
+            answered: Response = await self.endpoint(
+                request=request, resources=resources, **request.path_params
+            )
+            return answered
+
+        return answer
 
 
 def make_endpoint(operation: Operation[Any], handler: Callable[..., Any]) -> Callable[..., Any]:

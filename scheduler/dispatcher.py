@@ -112,7 +112,13 @@ class Dispatcher:
         self._absent = set(absent)
         self._has_unrung = False
         if lost:
-            self._recall(lost)
+            with self._engine.begin() as connection:
+                recalled = recall_dispatches(connection, lost)
+            if recalled:
+                logger.warning(
+                    "%d dispatched chunks were neither claimed nor waiting in Redis; they are dispatched again.",
+                    recalled,
+                )
         if self.is_redis_away:
             logger.info("Redis is back.")
         self.is_redis_away = False
@@ -127,15 +133,6 @@ class Dispatcher:
         lists = {list_of(dispatch.model, dispatch.priority) for dispatch in queued.values()}
         waiting = self._queues.list_task_ids(lists)
         return {task_id: dispatch for task_id, dispatch in queued.items() if task_id not in waiting}
-
-    def _recall(self, lost: list[Dispatch]) -> None:
-        with self._engine.begin() as connection:
-            recalled = recall_dispatches(connection, lost)
-        if recalled:
-            logger.warning(
-                "%d dispatched chunks were neither claimed nor waiting in Redis; they are dispatched again.",
-                recalled,
-            )
 
     def dispatch(self) -> int:
         """Dispatch as many chunks as the workers have capacity for, and return their number."""

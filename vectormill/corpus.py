@@ -29,18 +29,13 @@ class Docstring:
     text: str
 
 
-def standard_library() -> Path:
-    """Return the directory of the running Python's standard library."""
-    return Path(sysconfig.get_path("stdlib"))
-
-
 def read_docstrings(directory: Path | None = None) -> Iterator[Docstring]:
     """Yield every docstring below the directory, folder by folder in alphabetical order, from top to bottom.
 
     A name that is defined again (under another condition, or as a property's setter) gets `#2`, `#3`, … Files
     that this Python cannot parse, which some packages contain, and empty docstrings are skipped.
     """
-    root = standard_library() if directory is None else directory
+    root = Path(sysconfig.get_path("stdlib")) if directory is None else directory
     for path in _source_files(root):
         yield from _read_module(path, _module_name(path.relative_to(root)))
 

@@ -15,7 +15,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from vectormill.domain.encoding import EncodingOptions, Option, list_options
+from vectormill.domain.encoding import EncodingOptions, list_options
 from vectormill.moments import format_moment
 
 Answer = TypeVar("Answer")
@@ -110,11 +110,6 @@ def to_json_value(value: object) -> object:
     return str(value) if isinstance(value, UUID) else value
 
 
-def type_of(option: Option) -> Any:
-    """Return the type of an option: bool, int, str or Literal["truncate", …]."""
-    return Literal[option.help.choices] if option.help.choices else option.kind
-
-
 def struct_of(options: type[EncodingOptions]) -> Any:
     """Return a msgspec struct with one optional field for each encoding option.
 
@@ -124,7 +119,7 @@ def struct_of(options: type[EncodingOptions]) -> Any:
         (
             option.name,
             Annotated[
-                type_of(option) | None,
+                (Literal[option.help.choices] if option.help.choices else option.kind) | None,
                 msgspec.Meta(
                     description=option.help.description,
                     extra_json_schema=None if option.help.least is None else {"minimum": option.help.least},

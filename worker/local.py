@@ -208,7 +208,10 @@ class LocalEncoder:
         """
         waiting = deque(half for group in suspects for half in halve(group))
         while waiting:
-            self._encode_known_text()
+            # The engine gives up after several deaths without a vector between them. This harmless text is another one
+            # each time, because the vectors of recent texts are not computed again.
+            text = f"{CANARY} ({next(self._numbers)})"
+            self._encode_group([text], range(1), cancelled=threading.Event())
             group = waiting.popleft()
             result = encode_group(group)
             if result is not None:
@@ -217,14 +220,6 @@ class LocalEncoder:
                 answer.fail(group.start, CRASHED_WORKER)
             else:
                 waiting += halve(group)
-
-    def _encode_known_text(self) -> None:
-        """Encode a harmless text, since the engine gives up after several deaths without a vector between them.
-
-        The text is another one each time, because the vectors of recent texts are not computed again.
-        """
-        text = f"{CANARY} ({next(self._numbers)})"
-        self._encode_group([text], range(1), cancelled=threading.Event())
 
 
 class Answer:

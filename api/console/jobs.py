@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import partial
 from typing import Annotated, Any, Final
-from uuid import UUID
 
 from fastapi import APIRouter, Query
 from pydantic import BeforeValidator
@@ -25,7 +24,7 @@ from api.console.history import (
 from api.console.pages import Page
 from api.console.words import round_shares
 from api.cursors import cut_page, decode_cursor
-from api.dependencies import JobId, Resources, ResourcesDependency
+from api.dependencies import JobId, ResourcesDependency
 from api.problems import Problem
 from api.routes.jobs import JOB_CHANGES, change_job
 from api.routes.results import get_results, get_vectors
@@ -345,10 +344,6 @@ def list_reasons(connection: Connection) -> list[Reason]:
     return [Reason(text, count, examples[text]) for text, count in Counter(reasons.values()).most_common()]
 
 
-def carry_out(wish: str, resources: Resources, job_id: UUID) -> None:
-    change_job(resources, JOB_CHANGES[wish], job_id)
-
-
 PAGES: Final = (
     Page(path="/console/jobs", title="Jobs", template="jobs.html", above="jobs_form.html", read=read_jobs),
     Page(
@@ -356,7 +351,7 @@ PAGES: Final = (
         title="Job {job_id!s:.8}",
         template="job.html",
         read=read_job,
-        actions={wish: partial(carry_out, wish) for wish in JOB_CHANGES},
+        actions={name: partial(change_job, wish) for name, wish in JOB_CHANGES.items()},
         is_last=lambda view: view.job.is_terminal,
     ),
     Page(

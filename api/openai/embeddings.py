@@ -4,7 +4,7 @@ The texts of a request are sent to a worker as a message. Numbers are formatted 
 itself.
 """
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.routing import APIRoute
 
 from api.dependencies import Resources, ResourcesDependency
 from api.door.media_types import JSON_TYPE, require_json
@@ -22,7 +21,7 @@ from api.limits.gates import Hold
 from api.openai.errors import name_parameter
 from api.problems import Problem, refuse
 from api.queries import Answered
-from api.serving import serve
+from api.serving import DirectRoute, serve
 from api.streams.result_columns import write_representations
 from vectormill.batches.endpoints import (
     BASE64,
@@ -142,17 +141,7 @@ def refuse_text(pointer: str, reason: str) -> Problem:
     return refuse(reason, code=InvalidItem.code, detail=detail, pointer=pointer)
 
 
-class EmbeddingsRoute(APIRoute):
-    """A route that bypasses FastAPI's request handling, which took longer than the route's own work."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        async def answer(request: Request) -> Response:
-            return await post_embeddings(request, request.app.state.resources)
-
-        return answer
-
-
-router = APIRouter(tags=["openai"], route_class=EmbeddingsRoute)
+router = APIRouter(tags=["openai"], route_class=DirectRoute)
 
 
 @serve(router, EMBED)

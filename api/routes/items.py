@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Final, cast
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -20,7 +20,7 @@ from api.serving import respond, serve
 from api.streams.result_columns import describe_first
 from vectormill.collections import operations
 from vectormill.collections.collections import find_generation
-from vectormill.collections.items import KeptItem, PutEnd, delete_items, find_item
+from vectormill.collections.items import PutEnd, delete_items, find_item
 from vectormill.collections.operations import (
     MAX_WAIT_SECONDS,
     DeleteAnswer,
@@ -113,15 +113,9 @@ def get_item(name: CollectionName, key: ItemKey, connection: Connection, query: 
         content_hash=item.content_hash.hex(),
         job_seq=item.job_seq,
     )
-    return cast(ItemAnswer, {**answer, **describe_result(item)})
-
-
-def describe_result(item: KeptItem) -> dict[str, Any]:
-    """Return the fields of an item's JSON body that depend on the task of its collection."""
+    result = {"embedding": None} if item.results is None else describe_first(item.results, item.spec)
     pair = {"text_pair": item.text_pair} if item.spec.reads_pairs else {}
-    if item.results is None:
-        return {"embedding": None, **pair}
-    return {**describe_first(item.results, item.spec), **pair}
+    return cast(ItemAnswer, {**answer, **result, **pair})
 
 
 @serve(router, operations.PUT_ITEM)

@@ -90,7 +90,7 @@ def get_job(connection: Connection, job_id: JobId) -> JobBody:
     return make_job_body(connection, find_job(connection, job_id))
 
 
-def change_job(resources: Resources, wish: JobChange, job_id: UUID) -> JobBody:
+def change_job(wish: JobChange, resources: Resources, job_id: UUID) -> JobBody:
     """Apply a change that a client requests to the job and its twins, and return the changed job."""
     with resources.engine.begin() as connection:
         body = make_job_body(connection, wish(connection, job_id))
@@ -101,19 +101,19 @@ def change_job(resources: Resources, wish: JobChange, job_id: UUID) -> JobBody:
 @serve(router, operations.CANCEL)
 def post_cancel(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """Cancel the job; vectors already committed are kept. Repeating this changes nothing."""
-    return change_job(resources, cancel_job, job_id)
+    return change_job(cancel_job, resources, job_id)
 
 
 @serve(router, operations.PAUSE)
 def post_pause(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """Pause the job; chunks that a worker has are still finished. Repeating this changes nothing."""
-    return change_job(resources, pause_job, job_id)
+    return change_job(pause_job, resources, job_id)
 
 
 @serve(router, operations.RESUME)
 def post_resume(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """Resume a paused job. Repeating this changes nothing."""
-    return change_job(resources, resume_job, job_id)
+    return change_job(resume_job, resources, job_id)
 
 
 def retry_unless_answered(connection: Connection, job_id: UUID) -> Job:
@@ -135,7 +135,7 @@ JOB_CHANGES: Final[dict[str, JobChange]] = {
 @serve(router, operations.RETRY)
 def post_retry(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """Retry the failed items of an ended or paused job, and no others. A paused job stays paused."""
-    return change_job(resources, retry_unless_answered, job_id)
+    return change_job(retry_unless_answered, resources, job_id)
 
 
 @serve(router, operations.DELETE)

@@ -1,6 +1,6 @@
 """Searches over HTTP: the rows of a collection that best match a text, a vector or another row."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, ParamSpec, TypeVar
@@ -9,14 +9,13 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.routing import APIRoute
 
 from api.dependencies import CollectionName, Resources, ResourcesDependency, parse_collection_name
 from api.door.media_types import require_json
 from api.intake.requests import UnreadableItem, check_key, decode_body
 from api.intake.submissions import read_body
 from api.queries import check_query
-from api.serving import serve, write_answer
+from api.serving import DirectRoute, serve, write_answer
 from vectormill.collections.collection import Generation, require_vectors
 from vectormill.collections.collections import fit_spec
 from vectormill.collections.generations import find_spec
@@ -50,26 +49,13 @@ LARGEST_NUMBER: Final = float(np.finfo(np.float16).max)
 Vectors = npt.NDArray[np.float32] | Representations
 
 
-class SearchRoute(APIRoute):
-    """A route that bypasses FastAPI's request handling, for hundreds of searches a second.
-
-    Resolving dependencies and making a response from the answer took as long as reading the request.
-    """
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        async def answer(request: Request) -> Response:
-            name = parse_collection_name(request.path_params["name"])
-            return await post_search(request, name, request.app.state.resources)
-
-        return answer
-
-
-router = APIRouter(tags=["collections"], route_class=SearchRoute)
+router = APIRouter(tags=["collections"], route_class=DirectRoute)
 
 
 @serve(router, operations.SEARCH)
 async def post_search(request: Request, name: CollectionName, resources: ResourcesDependency) -> Response:
     """Return the rows that best match a query, best first; for several queries, the rows of each."""
+    name = parse_collection_name(name)
     require_json(request)
     with resources.gates.json_bytes.hold() as hold:
         body = await read_body(request, resources.settings, hold)

@@ -113,17 +113,15 @@ def refusing_failed() -> Iterator[None]:
 
 
 @serve(router, operations.SHOW)
-def get_source(name: CollectionName, resources: ResourcesDependency) -> SourceBody:
+def get_source(name: CollectionName, connection: Connection) -> SourceBody:
     """Show the source of the collection's texts."""
-    with resources.engine.connect() as connection:
-        return describe_source(find_source(connection, name))
+    return describe_source(find_source(connection, name))
 
 
 @serve(router, operations.DELETE)
-def remove_source(name: CollectionName, resources: ResourcesDependency) -> None:
+def remove_source(name: CollectionName, connection: Connection) -> None:
     """Delete the source of a collection; its rows stay."""
-    with resources.engine.begin() as connection:
-        delete_source(connection, name)
+    delete_source(connection, name)
 
 
 @serve(router, operations.CHECK)
@@ -135,10 +133,9 @@ def post_check(name: CollectionName, resources: ResourcesDependency) -> SourceCh
 
 
 @serve(router, operations.FOLLOWING)
-def get_following(name: CollectionName, resources: ResourcesDependency) -> FollowingBody:
+def get_following(name: CollectionName, connection: Connection) -> FollowingBody:
     """Show the table that the collection follows, and how many of its changes are waiting."""
-    with resources.engine.connect() as connection:
-        return describe_following(name, find_following(connection, name))
+    return describe_following(name, find_following(connection, name))
 
 
 @serve(router, operations.FOLLOW)

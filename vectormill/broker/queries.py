@@ -195,11 +195,6 @@ def _read(message: bytes, decoder: "msgspec.msgpack.Decoder[T]") -> T:
         raise UnreadableMessage from error
 
 
-def write_pulse(in_hand: set[bytes]) -> bytes:
-    """Encode a worker's heartbeat: the ids of the queries that it holds."""
-    return VERSION + _ENCODER.encode(sorted(in_hand))
-
-
 def read_pulse(message: bytes) -> set[bytes]:
     """Decode the ids of the queries that a worker holds. Raise UnreadableMessage."""
     return set(_read(message, msgspec.msgpack.Decoder(list[bytes])))
@@ -353,7 +348,7 @@ class QueryConsumer:
         """Send a heartbeat with the ids of the queries that this worker holds, and read Redis's clock."""
         milliseconds = int(DEAD_SECONDS * 1000)
         with self._redis.pipeline(transaction=False) as pipeline:
-            pipeline.set(self._pulse, write_pulse(in_hand), px=milliseconds)
+            pipeline.set(self._pulse, VERSION + _ENCODER.encode(sorted(in_hand)), px=milliseconds)
             for key in self._listeners:
                 pipeline.set(key, b"", px=milliseconds)
             pipeline.time()

@@ -59,16 +59,12 @@ def act_in_short_locks(
                 limit_lock_wait(connection, LOCK_MILLISECONDS)
                 return act(connection)
         except (DBAPIError, psycopg.Error) as error:
-            if not _is_locked(error):
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            if not isinstance(cause, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected):
                 raise
             if clock() >= until:
                 raise LocksHeld from error
         wait(PAUSE_SECONDS)
-
-
-def _is_locked(error: DBAPIError | psycopg.Error) -> bool:
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    return isinstance(cause, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected)
 
 
 # An arbitrary number that only Vectormill's scheduler uses.

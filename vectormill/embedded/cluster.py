@@ -217,7 +217,20 @@ def initialise(
     shutil.rmtree(draft, ignore_errors=True)
     password_path = cluster.directory / "password"
     write_private(password_path, secrets.token_urlsafe(32) + "\n", cluster.account)
-    argv = [binaries.program("initdb"), *_initdb_options(draft, password_path)]
+    argv = [
+        binaries.program("initdb"),
+        f"--pgdata={draft}",
+        f"--username={SUPERUSER}",
+        f"--pwfile={password_path}",
+        "--auth=scram-sha-256",
+        "--encoding=UTF8",
+        # C.UTF-8 sorts by code point; a system's collation may change with an update and break indexes.
+        "--locale=C",
+        "--locale-provider=builtin",
+        "--builtin-locale=C.UTF-8",
+        "--data-checksums",
+        "--no-instructions",
+    ]
     with open_log(log_path) as output:
         process = cluster.spawn(argv, output, signal.SIGKILL)
     try:
@@ -230,22 +243,6 @@ def initialise(
     with (draft / "postgresql.conf").open("a", encoding="utf-8") as configuration:
         configuration.write(f"\ninclude_if_exists = '{SETTINGS_FILE}'\n")
     draft.rename(cluster.data)
-
-
-def _initdb_options(data: Path, password_path: Path) -> tuple[str, ...]:
-    return (
-        f"--pgdata={data}",
-        f"--username={SUPERUSER}",
-        f"--pwfile={password_path}",
-        "--auth=scram-sha-256",
-        "--encoding=UTF8",
-        # C.UTF-8 sorts by code point; a system's collation may change with an update and break indexes.
-        "--locale=C",
-        "--locale-provider=builtin",
-        "--builtin-locale=C.UTF-8",
-        "--data-checksums",
-        "--no-instructions",
-    )
 
 
 def _wait_for_initdb(process: "subprocess.Popen[bytes]", cancelled: threading.Event) -> None:

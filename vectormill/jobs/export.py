@@ -241,7 +241,10 @@ def read_stored(
     if job.spec.result in VARYING:
         records = read_records(own, len(items))
         return take_objects(records), np.array([record is not None for record in records])
-    return _read_own(own, len(items), job.spec)
+    kind = choose_vector_type(job.spec, in_collection=False)
+    if own is None:
+        return missing_rows(len(items), kind, job.spec.dimensions), np.zeros(len(items), dtype=np.bool_)
+    return read_block(own, kind, len(items), job.spec.dimensions)
 
 
 READ_CHUNK_AT: Final = f"""
@@ -265,15 +268,6 @@ def read_chunk_at(
     except ObjectChanged:
         items = decode_results(payload, has_results=state == DONE or own is not None)
     return first_item, items, *read_stored(connection, job, generation_id, items, own)
-
-
-def _read_own(
-    content: bytes | None, num_items: int, spec: EncodingSpec
-) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    kind = choose_vector_type(spec, in_collection=False)
-    if content is None:
-        return missing_rows(num_items, kind, spec.dimensions), np.zeros(num_items, dtype=np.bool_)
-    return read_block(content, kind, num_items, spec.dimensions)
 
 
 # vector_send, halfvec_send and bit_send return the binary form that COPY accepts. The server concatenates the

@@ -115,7 +115,10 @@ def spawn(
 
 def in_lasting_thread(call: Callable[[], T]) -> T:
     """Run the call on a thread that lives as long as this process, and return or raise its outcome."""
-    return _lasting_thread().run(call)
+    global _thread
+    with _thread_lock:
+        thread = _thread = _thread or _LastingThread()
+    return thread.run(call)
 
 
 class _LastingThread:
@@ -145,14 +148,6 @@ class _LastingThread:
 
 _thread: _LastingThread | None = None
 _thread_lock = threading.Lock()
-
-
-def _lasting_thread() -> _LastingThread:
-    global _thread
-    with _thread_lock:
-        if _thread is None:
-            _thread = _LastingThread()
-        return _thread
 
 
 def _forget_lasting_thread() -> None:

@@ -223,7 +223,8 @@ def compare_results(
     vectors = kept.astype(np.float32)
     if ranges is not None:
         vectors = vectors * ranges.steps + ranges.offsets
-    return _cosines(vectors, now), LEAST_AGREEMENT
+    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(now, axis=1)
+    return np.einsum("nd,nd->n", vectors, now) / np.maximum(norms, 1e-12), LEAST_AGREEMENT
 
 
 def are_alike(first: Any, second: Any, tolerance: float = 1 - LEAST_AGREEMENT_OF_SCORES) -> bool:
@@ -239,12 +240,6 @@ def are_alike(first: Any, second: Any, tolerance: float = 1 - LEAST_AGREEMENT_OF
             are_alike(*pair, tolerance) for pair in zip(first, second, strict=True)
         )
     return bool(first == second)
-
-
-def _cosines(first: npt.NDArray[np.float32], second: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    cosines: npt.NDArray[np.float32] = np.einsum("nd,nd->n", first, second) / np.maximum(norms, 1e-12)
-    return cosines
 
 
 def encode_again(

@@ -308,15 +308,11 @@ class InFlight:
         for work, message in withheld:
             self._deliver(work, message)
         for each in failed:
-            self._judge(each)
-
-    def _judge(self, failed: FailedSequence) -> None:
-        """Fail a sequence that has failed often enough in sound runners, or try it again."""
-        work = replace(failed.work, num_failures=failed.work.num_failures + 1)
-        if work.num_failures >= FAILURES_OF_ONE:
-            self._queue.fail_work(work, failed.code, failed.reason)
-        else:
-            self._return(work)
+            work = replace(each.work, num_failures=each.work.num_failures + 1)
+            if work.num_failures >= FAILURES_OF_ONE:
+                self._queue.fail_work(work, each.code, each.reason)
+            else:
+                self._return(work)
 
     def _deliver(self, work: OwnedBatch, message: Encoded) -> None:
         self.num_lost_in_row = 0

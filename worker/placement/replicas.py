@@ -219,7 +219,9 @@ class ReplicaBuilder:
         counts = self._split_layers(rooms, self._bias_bytes + self._needs.max_tokens * per_token)
         if isinstance(counts, DoesNotFit):
             return counts
-        weights = self._stage_weights(counts)
+        weights = [count * self._layer_bytes for count in counts]
+        weights[0] += self._first_bytes
+        weights[-1] += self._last_bytes
         tokens = min(
             self._tokens_in(room.capacity_bytes - held, per_token)
             for room, held in zip(rooms, weights, strict=True)
@@ -334,12 +336,6 @@ class ReplicaBuilder:
             counts[best] += 1
             left[best] -= self._layer_bytes
         return counts
-
-    def _stage_weights(self, counts: Sequence[int]) -> list[int]:
-        weights = [count * self._layer_bytes for count in counts]
-        weights[0] += self._first_bytes
-        weights[-1] += self._last_bytes
-        return weights
 
     def _make_shard(self, room: DeviceCapacity, held: int, token_bytes: int) -> Shard:
         return Shard(room.name, room.capacity_bytes, held, self._bias_bytes + token_bytes)
