@@ -33,7 +33,7 @@ from vectormill.collections.sizing import estimate_row_bytes
 from vectormill.domain.encoding import DEFAULT_MODEL
 from vectormill.models.registry import Registry
 from vectormill.quotes import objects, sources
-from vectormill.quotes.speed import FEW_POWER, LEAST_FACTOR
+from vectormill.quotes.quote import FEW_POWER, LEAST_FACTOR
 from vectormill.rows.decoding import DELIMITERS
 from vectormill.workers.workers import beat_worker
 

@@ -9,10 +9,9 @@ from vectormill.jobs.item import Item, Items
 from vectormill.models.registry import Registry, make_spec
 from vectormill.quotes import token_counts
 from vectormill.quotes.figure import Figure
-from vectormill.quotes.quote import find_queue
+from vectormill.quotes.quote import FEW_POWER, LEAST_FACTOR, MOST_FACTOR, Speed, find_queue, fit_speed
 from vectormill.quotes.sample import KEPT_BYTES, MOST_HASHES, MOST_ROWS, TextSample
 from vectormill.quotes.sizes import Workload, estimate_sizes
-from vectormill.quotes.speed import FEW_POWER, LEAST_FACTOR, MOST_FACTOR, Speed, fit_speed
 
 RATE = Figure(100, 50, 200)
 
