@@ -192,28 +192,20 @@ def add_middlewares(app: FastAPI, settings: Settings, resources: Resources) -> N
     app.add_middleware(RequestObserver, metrics=resources.metrics)
 
 
-def open_search_engine(engine: Engine) -> Engine:
-    """Return a separate engine on the same database, for searches.
-
-    It keeps all connections that it has opened: opening one costs Postgres as much as several searches.
-    """
-    return make_engine(
+def make_resources(settings: Settings, engine: Engine, is_stopping: Callable[[], bool]) -> Resources:
+    metrics = ApiMetrics(engine)
+    registry = open_registry(settings, is_in_use=functools.partial(is_model_in_use, engine))
+    # It keeps all connections that it has opened: opening one costs Postgres as much as several searches.
+    search_engine = make_engine(
         engine.url.render_as_string(hide_password=False),
         application_name="vectormill-api searches",
         pool_size=SEARCH_CONNECTIONS,
         max_overflow=0,
     )
-
-
-def make_resources(settings: Settings, engine: Engine, is_stopping: Callable[[], bool]) -> Resources:
-    metrics = ApiMetrics(engine)
-    registry = open_registry(settings, is_in_use=functools.partial(is_model_in_use, engine))
     return Resources(
         settings=settings,
         engine=engine,
-        searches=SearchPool(
-            open_search_engine(engine), settings.search_timeout_seconds, settings.max_requests
-        ),
+        searches=SearchPool(search_engine, settings.search_timeout_seconds, settings.max_requests),
         registry=registry,
         redis=connect_redis(settings.redis_url) if settings.redis_url else None,
         queries=QueryExchange(settings, engine, registry, metrics.queries, is_stopping),

@@ -43,14 +43,24 @@ class Reaper:
 
         Return how many chunks become `pending` again.
         """
-        expired = self._rescue_expired()
+        with self._engine.begin() as connection:
+            now = read_clock(connection)
+            if self._last_round is None or now - self._last_round > self._longest_gap_seconds:
+                self._patient_until = now + self._lease_seconds
+            self._last_round = now
+            expired = 0 if now < self._patient_until else rescue_expired_chunks(connection)
         with self._engine.begin() as connection:
             unclaimed = rescue_unclaimed_chunks(connection, self._queued_timeout_seconds)
         with self._engine.begin() as connection:
             recall_paused_chunks(connection)
         with self._engine.begin() as connection:
             end_cancelled_jobs(connection)
-        self._end_finished()
+        if now >= self._finished_due:
+            self._finished_due = now + FINISHED_SECONDS
+            with self._engine.begin() as connection:
+                num_jobs = end_finished_jobs(connection)
+            if num_jobs:
+                logger.warning("Ended %d jobs whose last chunk had ended without them.", num_jobs)
         if expired:
             logger.warning(
                 "%d chunks had an expired lease: their worker died or was cut off. They are encoded again.",
@@ -61,21 +71,3 @@ class Reaper:
                 "%d dispatched chunks were not claimed in time; they are dispatched again.", unclaimed
             )
         return expired + unclaimed
-
-    def _rescue_expired(self) -> int:
-        with self._engine.begin() as connection:
-            now = read_clock(connection)
-            if self._last_round is None or now - self._last_round > self._longest_gap_seconds:
-                self._patient_until = now + self._lease_seconds
-            self._last_round = now
-            return 0 if now < self._patient_until else rescue_expired_chunks(connection)
-
-    def _end_finished(self) -> None:
-        assert self._last_round is not None
-        if self._last_round < self._finished_due:
-            return
-        self._finished_due = self._last_round + FINISHED_SECONDS
-        with self._engine.begin() as connection:
-            num_jobs = end_finished_jobs(connection)
-        if num_jobs:
-            logger.warning("Ended %d jobs whose last chunk had ended without them.", num_jobs)

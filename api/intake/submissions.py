@@ -37,7 +37,7 @@ from api.problems import Limit, Problem, refuse, refuse_size
 from api.streams.ndjson import Inflater, ItemReader
 from vectormill.collections.collection import check_collection_name
 from vectormill.collections.index_plan import is_storable
-from vectormill.domain.encoding import EncodingOptions, EncodingSpec
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import DiskFull, InvalidOption
 from vectormill.files.roots import Roots
 from vectormill.jobs.item import Item, Items
@@ -392,23 +392,16 @@ def make_job(
 
 
 def make_wanted_spec(model: str, options: OptionsBody, resources: Resources) -> EncodingSpec:
-    """Return the EncodingSpec of a model and options. Raise UnknownModel and InvalidOption."""
+    """Return the EncodingSpec of a model and options. Raise Problem, UnknownModel and InvalidOption."""
     if options.prompt is not None and not is_storable(options.prompt):
         raise InvalidOption("The prompt contains a NUL character or half of a UTF-16 surrogate pair.")
-    wanted = resolve_options(options)
-    return make_spec(resources.registry.card(model, need=find_need(wanted)), wanted)
-
-
-def resolve_options(options: OptionsBody) -> EncodingOptions:
-    """Return the encoding options, where `truncate` is an older name of another option. Raise Problem if both are given
-    and contradict each other.
-    """
     try:
-        return options.requested().resolve()
-    except ValueError as error:
+        wanted = options.requested().resolve()
+    except ValueError as error:  # `truncate`, an older name of another option, contradicts that
         is_stream = isinstance(options, SubmissionQuery)
         place = {"parameter": "truncate"} if is_stream else {"pointer": "/options/truncate"}
         raise refuse(str(error), code=InvalidOption.code, **place) from error
+    return make_spec(resources.registry.card(model, need=find_need(wanted)), wanted)
 
 
 def make_inflater(request: Request, settings: Settings) -> Inflater | None:

@@ -1,5 +1,6 @@
 """Runs over HTTP: started, shown, listed, cancelled and confirmed."""
 
+from contextlib import suppress
 from typing import Annotated
 from uuid import UUID
 
@@ -17,7 +18,7 @@ from vectormill.collections.collections import find_generation
 from vectormill.db.idempotency import make_once
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, JobNotFound, RunNotFound
-from vectormill.jobs.job import Job, NewJob
+from vectormill.jobs.job import NewJob
 from vectormill.jobs.jobs import find_job
 from vectormill.jobs.operations import QuoteBody
 from vectormill.models.registry import explain_reading, respecify
@@ -144,17 +145,11 @@ def read_page(resources: Resources, collection: str | None, query: PageQuery) ->
 def get_run(connection: Connection, run_id: RunId) -> RunBody:
     """Return the current state of a run."""
     run = find_run(connection, run_id)
-    return describe_run(run, find_encoding_job(connection, run))
-
-
-def find_encoding_job(connection: Connection, run: Run) -> Job | None:
-    """Return the job that encodes for a run at the moment; None if there is none."""
-    if run.job_id is None or run.phase != ENCODING or run.is_terminal:
-        return None
-    try:
-        return find_job(connection, run.job_id)
-    except JobNotFound:
-        return None
+    encoding_job = None
+    if run.job_id is not None and run.phase == ENCODING and not run.is_terminal:
+        with suppress(JobNotFound):
+            encoding_job = find_job(connection, run.job_id)
+    return describe_run(run, encoding_job)
 
 
 @serve(router, operations.CANCEL)

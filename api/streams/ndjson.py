@@ -113,17 +113,15 @@ class ItemReader:
         for number, line in enumerate(list_lines(lines), start=self._lines.num_lines + 1):
             if len(line) > self._max_line_bytes:
                 raise self._too_long(number)
-            if line and not line.isspace():
-                yield self._read_line(number, line)
-
-    def _read_line(self, number: int, line: bytes) -> Item:
-        try:
-            body = decode_json(line, ITEM_DECODER)
-            return make_item(body, self._max_key_bytes, reads_pairs=self._reads_pairs)
-        except UnreadableItem as error:
-            raise error.refuse(f"Line {number}", f"/{error.field}", line=number) from error
-        except DECODING_ERRORS as error:
-            raise describe_decoding_error(error, f"Line {number}", line=number) from error
+            if not line or line.isspace():
+                continue
+            try:
+                body = decode_json(line, ITEM_DECODER)
+                yield make_item(body, self._max_key_bytes, reads_pairs=self._reads_pairs)
+            except UnreadableItem as error:
+                raise error.refuse(f"Line {number}", f"/{error.field}", line=number) from error
+            except DECODING_ERRORS as error:
+                raise describe_decoding_error(error, f"Line {number}", line=number) from error
 
     def _too_long(self, number: int) -> Problem:
         reason = f"the line has more than {self._max_line_bytes} bytes (VECTORMILL_MAX_LINE_BYTES)"

@@ -172,8 +172,8 @@ MUTANTS: Final = (
     Mutant(
         "the reaper takes leases before workers could renew them",
         "scheduler/reaper.py",
-        "return 0 if now < self._patient_until else rescue_expired_chunks(connection)",
-        "return rescue_expired_chunks(connection)",
+        "expired = 0 if now < self._patient_until else rescue_expired_chunks(connection)",
+        "expired = rescue_expired_chunks(connection)",
     ),
     Mutant(
         "a new dispatcher trusts the former one's messages",

@@ -71,13 +71,7 @@ class EmbeddedValkey(EmbeddedServer):
         self._directory.mkdir(mode=0o700, exist_ok=True)
         self._hold(self._directory)
         end_leftovers(self._directory, "valkey-server", ((signal.SIGTERM, 5.0),))
-        return self._start_on_a_port()
-
-    def _start_on_a_port(self) -> str:
-        """Start the server on a free port.
-
-        If the port was taken meanwhile, try another one, unless a URL with this port was already returned.
-        """
+        # If a free port was taken meanwhile, another one is tried, unless a URL with this port was already returned.
         for _ in range(BIND_ATTEMPTS):
             port = self._port or processes.free_port()
             if self._runs_on(port):

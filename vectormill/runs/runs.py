@@ -5,6 +5,7 @@ A unique index allows one active run per collection; others stay queued. If its 
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -243,18 +244,6 @@ def _lock(connection: Connection, run_id: UUID) -> Run:
     return find_run(connection, run_id)
 
 
-def cancel_encoding(connection: Connection, run: Run) -> None:
-    """Cancel a run's encoding job if there is one that has not ended."""
-    if run.job_id is None:
-        return
-    discard_upload(connection, run.job_id)
-    try:
-        if not find_job(connection, run.job_id).is_terminal:
-            cancel_job(connection, run.job_id)
-    except (JobNotFound, WrongJobState):
-        return
-
-
 # Keeps the newest run and the newest successful run of each kind, collection and schedule (or none), because
 # the status of collections and schedules is read from these.
 PRUNE_RUNS = text(f"""
@@ -406,4 +395,10 @@ def end_run(connection: Connection, lease: Lease, state: str, error: str | None 
 def abandon_run(connection: Connection, lease: Lease, state: str, reason: str | None = None) -> None:
     """Release a run in its final state, and cancel its encoding job. Raise LeaseLost."""
     end_run(connection, lease, state, reason)
-    cancel_encoding(connection, find_run(connection, lease.key))
+    job_id = find_run(connection, lease.key).job_id
+    if job_id is None:
+        return
+    discard_upload(connection, job_id)
+    with suppress(JobNotFound, WrongJobState):
+        if not find_job(connection, job_id).is_terminal:
+            cancel_job(connection, job_id)

@@ -4,7 +4,7 @@ Kept texts are those of rows, so they are not split again. Each row keeps its pl
 number of the sequence jobs.seq), because copying a row to another generation does not make it newer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -123,15 +123,10 @@ class CarriedTextReader(KeptTextReader):
         newer = [number for number, place in enumerate(page.places or []) if place > self._since_seq]
         carried = [number for number in newer if page.texts["text"][number] is not None]
         self.complaints.num_left_out += len(newer) - len(carried)
-        return take_rows(page, carried)
-
-
-def take_rows(page: RowPage, numbers: Sequence[int]) -> RowPage:
-    """Return a page with only the rows at these positions; the page must have been read without results."""
-    return replace(
-        page,
-        keys=[page.keys[number] for number in numbers],
-        metadata=[page.metadata[number] for number in numbers],
-        texts={column: [values[number] for number in numbers] for column, values in page.texts.items()},
-        places=None,
-    )
+        return replace(  # the page has no results
+            page,
+            keys=[page.keys[number] for number in carried],
+            metadata=[page.metadata[number] for number in carried],
+            texts={column: [values[number] for number in carried] for column, values in page.texts.items()},
+            places=None,
+        )
