@@ -103,18 +103,6 @@ class WorkerView:
         return f"{format_gib(used)} of {format_gib(total)}"
 
     @property
-    def busy(self) -> float | None:
-        return self.report.get("device_utilisation")
-
-    @property
-    def padding(self) -> float | None:
-        return self.report.get("padding_waste")
-
-    @property
-    def num_restarts(self) -> int:
-        return int(self.report.get("num_restarts") or 0)
-
-    @property
     def notes(self) -> list[str]:
         return [*(self.report.get("notes") or ()), *(self.report.get("changes_at_restart") or ())]
 

@@ -1,7 +1,6 @@
 """Items of a collection over HTTP: put, get and delete by key."""
 
 import re
-from collections.abc import Sequence
 from typing import Annotated, Final, cast
 from urllib.parse import unquote_to_bytes
 
@@ -230,19 +229,14 @@ def post_delete(
     resources: ResourcesDependency, connection: Connection, name: CollectionName, body: DeleteRequest
 ) -> DeleteAnswer:
     """Delete many items at once, as if each were deleted."""
-    keys = check_keys(body.keys, resources)
-    return DeleteAnswer(num_keys=len(keys), num_deleted=delete_items(connection, name, keys))
-
-
-def check_keys(keys: Sequence[str], resources: Resources) -> set[str]:
-    """Return the distinct keys. Raise Problem for too many keys, and for a key that no item can have."""
     limit = Limit.of(resources.settings, "max_deleted_keys")
-    if len(keys) > limit.value:
+    if len(body.keys) > limit.value:
         detail = f"The body has more than {limit.value:,} keys ({limit.setting}); split it into several."
         raise refuse_size(limit, detail)
-    for position, key in enumerate(keys):
+    for position, key in enumerate(body.keys):
         try:
             check_key(key, resources.settings.max_key_bytes)
         except UnreadableItem as error:
             raise error.refuse(f"keys[{position}]", f"/keys/{position}") from error
-    return set(keys)
+    keys = set(body.keys)
+    return DeleteAnswer(num_keys=len(keys), num_deleted=delete_items(connection, name, keys))
