@@ -55,7 +55,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     bodies: list[dict[str, Any]] = []
 
     def answer(self: Client, operation: Any, collection: str, *, body: dict[str, Any], **_: Any) -> Any:
-        bodies.append(body)
+        bodies.append({name: value for name, value in body.items() if value is not None})  # as it is sent
         passage = {"index": 0, "start": 0, "end": 4}
         match = {
             "key": "a#0", "score": 0.5, "metadata": {"lang": "de", "_passage": {}}, "document": "a",
