@@ -121,7 +121,7 @@ def test_a_tensor_that_is_missing_or_too_many_is_named(tmp_path: Path) -> None:
     for change, message in (
         (
             {"remove": "encoder.encoder.layer.1.output.dense.weight"},
-            "bert.encoder.layer.1.output.dense.weight is missing",
+            "encoder.encoder.layer.1.output.dense.weight is missing",
         ),
         (
             {"add": "encoder.encoder.layer.9.output.dense.bias"},

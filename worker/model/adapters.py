@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import Adapter, ModelCard
 from vectormill.models.weights import find_weights
-from worker.model.weights import open_weights
+from worker.model.weights import read_tensors
 
 _PEFT_PREFIX = "base_model.model."
 
@@ -21,18 +21,16 @@ def merge_adapter(transformer: nn.Module, card: ModelCard, adapter: Adapter) -> 
     """
     folder = card.path / adapter.folder
     matrices: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    for path in find_weights(folder, f"{card.name}/{adapter.folder}"):
-        with open_weights(path) as file:
-            for key in file.keys():  # noqa: SIM118 - not a mapping
-                module, _, kind = key.removeprefix(_PEFT_PREFIX).removesuffix(".weight").partition(".lora_")
-                matrices[module][kind.removeprefix("embedding_")] = file.get_tensor(key).float()
+    for key, matrix in read_tensors(find_weights(folder, f"{card.name}/{adapter.folder}")).items():
+        module, _, kind = key.removeprefix(_PEFT_PREFIX).removesuffix(".weight").partition(".lora_")
+        matrices[module][kind.removeprefix("embedding_")] = matrix.float()
     modules = dict(transformer.named_modules())
     own_prefix = f"{getattr(transformer, 'base_model_prefix', '')}."
     for place, pair in matrices.items():
-        module = modules.get(place) or modules.get(place.removeprefix(own_prefix))
-        weight = getattr(module, "weight", None)
+        changed = modules.get(place) or modules.get(place.removeprefix(own_prefix))
+        weight = getattr(changed, "weight", None)
         product = pair["B"] @ pair["A"] * adapter.scaling if pair.keys() == {"A", "B"} else None
-        if product is not None and isinstance(module, nn.Embedding):
+        if product is not None and isinstance(changed, nn.Embedding):
             product = product.T
         if weight is None or product is None or product.shape != weight.shape:
             raise ModelError(

@@ -5,11 +5,11 @@ is packed, padded, converted and shared like any encoder. tests/contract/test_cl
 each row of HEADS with the whole model of transformers.
 
 StructBERT's config.json names neither a `model_type` nor an architecture, and its tensors are called
-`encoder.…`. transformers would find none of them and silently start from random weights: so each name is
-mapped explicitly, and each tensor must be there.
+`encoder.…`. transformers would find none of them and silently start from random weights: so it is told their
+prefix, and each tensor must be there.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -24,14 +24,13 @@ from vectormill.models.stored import read_stored
 from vectormill.models.tensor_headers import read_header
 from vectormill.models.weights import find_weights
 from worker.model.runtime import transformers
-from worker.model.weights import open_weights
+from worker.model.weights import open_weights, read_tensors
 from worker.tokens.reference import Reference
 
-# StructBERT: the prefix of its tensor names, and BERT's names of the same weights.
-_STRUCTBERT_PREFIX, _BERT_PREFIX = "encoder.", "bert."
-_STRUCTBERT_ONLY = frozenset({"base_model_prefix"})
+# What the names of StructBERT's tensors begin with, where BERT's have none or `bert`.
+PUBLISHED_PREFIX: Final = "encoder"
 # A table 0, 1, 2, …, which newer versions compute.
-_BUFFERS = frozenset({"bert.embeddings.position_ids"})
+_BUFFERS: Final = frozenset({f"{PUBLISHED_PREFIX}.embeddings.position_ids"})
 
 
 def is_published(card: ModelCard) -> bool:
@@ -45,18 +44,9 @@ def load_config(card: ModelCard, **more: Any) -> Any:
         return transformers.AutoConfig.from_pretrained(
             card.path, local_files_only=True, trust_remote_code=False, **more
         )
-    values = read_stored(card.path / "config.json", card.name).values
-    return transformers.BertConfig(
-        **{key: value for key, value in values.items() if key not in _STRUCTBERT_ONLY}, **more
-    )
-
-
-def list_published_names(card: ModelCard) -> Callable[[str], str]:
-    """Return the function that maps a tensor name in the model's files to transformers' name."""
-    if not is_published(card):
-        return lambda stored: stored
-    before, after = _STRUCTBERT_PREFIX, _BERT_PREFIX
-    return lambda stored: after + stored.removeprefix(before) if stored.startswith(before) else stored
+    values = dict(read_stored(card.path / "config.json", card.name).values)
+    del values["base_model_prefix"]
+    return transformers.BertConfig(**values, **more)
 
 
 def outline_classifier(card: ModelCard) -> Any:
@@ -67,33 +57,15 @@ def outline_classifier(card: ModelCard) -> Any:
         )
 
 
-def load_published(card: ModelCard, dtype: torch.dtype) -> nn.Module:
-    """Load the bare transformer of a model with these tensor names. Raises ModelError if they do not fit."""
-    check_published(card)
-    outline = outline_classifier(card)
-    tensors = read_tensors(card, outline.state_dict())
-    # transformers itself would only warn about a name that does not fit.
-    whole = type(outline).from_pretrained(None, config=outline.config, state_dict=tensors, dtype=dtype)
-    transformer: nn.Module = whole.base_model
-    return transformer
-
-
 def check_published(card: ModelCard) -> None:
-    """Compare the tensors' names and shapes without reading weights. Raises ModelError for any difference."""
-    rename = list_published_names(card)
-    wanted = {name: tuple(tensor.shape) for name, tensor in outline_classifier(card).state_dict().items()}
-    found = {
-        rename(stored): header.shape
-        for path in find_weights(card.path, card.name)
-        for stored, header in read_header(path).items()
-        if rename(stored) not in _BUFFERS
-    }
-    flaws = [f"{name} is missing" for name in sorted(wanted.keys() - found.keys())]
-    flaws += [f"{name} does not belong to this model" for name in sorted(found.keys() - wanted.keys())]
-    flaws += [
-        f"{name} has the shape {list(found[name])} instead of {list(wanted[name])}"
-        for name in sorted(found.keys() & wanted.keys())
-        if found[name] != wanted[name]
+    """Raise ModelError if published files lack a tensor of the model or have another; transformers only warns."""
+    if not is_published(card):
+        return
+    wanted = {_name_stored(card, name) for name in outline_classifier(card).state_dict()}
+    found = {name for path in find_weights(card.path, card.name) for name in read_header(path)} - _BUFFERS
+    flaws = [
+        f"{name} {'is missing' if name in wanted else 'does not belong to this model'}"
+        for name in sorted(wanted ^ found)
     ]
     if flaws:
         more = f", and {len(flaws) - 3} more" if len(flaws) > 3 else ""
@@ -102,15 +74,10 @@ def check_published(card: ModelCard) -> None:
         )
 
 
-def read_tensors(card: ModelCard, names: Iterable[str]) -> dict[str, Tensor]:
-    """Return those of the named tensors that exist, by their names in transformers."""
-    rename, wanted = list_published_names(card), set(names)
-    found: dict[str, Tensor] = {}
-    for path in find_weights(card.path, card.name):
-        with open_weights(path) as file:
-            named = {rename(stored): stored for stored in file.keys()}  # noqa: SIM118 - not a mapping
-            found |= {name: file.get_tensor(named[name]) for name in wanted & named.keys()}
-    return found
+def _name_stored(card: ModelCard, name: str) -> str:
+    """Return the name in the model's files of a tensor of transformers' whole model."""
+    is_renamed = is_published(card) and name.startswith("bert.")
+    return PUBLISHED_PREFIX + name.removeprefix("bert") if is_renamed else name
 
 
 def _with_bert_pooler(model: Any) -> nn.Module:
@@ -221,15 +188,16 @@ def load_head(card: ModelCard) -> nn.Module:
     if template is not None and template.words:
         return load_word_score(card, template)
     head, names = outline_head(card)
-    values = read_tensors(card, names.values())
-    if missing := sorted(set(names.values()) - values.keys()):
+    stored = {own: _name_stored(card, name) for own, name in names.items()}
+    values = read_tensors(find_weights(card.path, card.name), set(stored.values()).__contains__)
+    if missing := sorted(set(stored.values()) - values.keys()):
         raise ModelError(
             f"The weights in {card.path} are incomplete for the head of model {card.name!r}, which would be random: "
             f"missing {', '.join(missing)}."
         )
     head.to_empty(device="cpu").float()
     try:
-        head.load_state_dict({own: values[name].float() for own, name in names.items()})
+        head.load_state_dict({own: values[name].float() for own, name in stored.items()})
     except RuntimeError as error:
         raise ModelError(
             f"The weights in {card.path} do not fit the head of model {card.name!r}: {error}"

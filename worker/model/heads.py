@@ -17,7 +17,7 @@ from vectormill.domain.task import MULTI_VECTOR, SPARSE
 from vectormill.models.model_card import ModelCard, SparseHead
 from vectormill.models.weights import find_weights
 from worker.model.runtime import transformers
-from worker.model.weights import open_weights
+from worker.model.weights import read_tensors
 
 # The most numbers of tokens for words that are held at once: 64 MiB in fp32.
 MOST_LOGITS: Final = 1 << 24
@@ -128,11 +128,11 @@ def load_heads(
 
 def _load_linear(card: ModelCard, file: str, prefix: str) -> nn.Linear:
     """Return the linear layer whose tensors have this prefix; its bias may be missing."""
-    found: dict[str, Tensor] = {}
-    for path in [card.path / file] if file else find_weights(card.path, card.name):
-        with open_weights(path) as opened:
-            names = {f"{prefix}weight", f"{prefix}bias"} & set(opened.keys())
-            found |= {name.removeprefix(prefix): opened.get_tensor(name) for name in names}
+    names = {f"{prefix}weight", f"{prefix}bias"}
+    paths = [card.path / file] if file else find_weights(card.path, card.name)
+    found = {
+        name.removeprefix(prefix): each for name, each in read_tensors(paths, names.__contains__).items()
+    }
     if "weight" not in found:
         raise ModelError(
             f"The weights in {card.path} lack {prefix}weight, a head of the model {card.name!r}."

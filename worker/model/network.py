@@ -17,12 +17,12 @@ from vectormill.models.weights import SAFETENSORS, find_weights
 from worker.batching.batch import TOKEN_INPUTS
 from worker.encoder.encoder import OnRead
 from worker.model.adapters import merge_adapter
-from worker.model.classifiers import is_published, load_config, load_head, load_published
+from worker.model.classifiers import PUBLISHED_PREFIX, check_published, is_published, load_config, load_head
 from worker.model.heads import load_heads
 from worker.model.masks import tell_masks
 from worker.model.pooling import pool_hidden_states
 from worker.model.runtime import transformers
-from worker.model.weights import open_weights
+from worker.model.weights import read_tensors
 from worker.tokens.reference import Reference
 from worker.tokens.tokenizer import SAMPLE
 
@@ -43,10 +43,8 @@ class Dense(nn.Module):
         if self.has_residual:
             self.residual = nn.Identity() if sizes[0] == sizes[1] else nn.Linear(*sizes, bias=False)
         path = find_weights(directory / layer.folder, layer.folder)[0]
-        with open_weights(path) as file:
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         try:
-            self.load_state_dict(found)
+            self.load_state_dict(read_tensors([path]))
         except RuntimeError as error:
             raise ModelError(f"The weights in {path} do not fit their module: {error}") from error
 
@@ -132,6 +130,7 @@ def count_weight_bytes(card: ModelCard) -> int:
 def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None = None) -> nn.Module:
     """Load the bare transformer from local files. Raises ModelError if weights are missing or do not fit."""
     num_bytes = count_weight_bytes(card)
+    check_published(card)
     transformers.utils.logging.disable_progress_bar()  # a worker's log is not watched live
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
@@ -143,8 +142,6 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
                 f"{config.model_type!r} neither can be used alone."
             )
         with _counting(on_read, num_bytes):
-            if is_published(card):
-                return prepare_transformer(load_published(card, dtype))
             plain = getattr(transformers, encoder or "AutoModel")
             kind = transformers.AutoModelForMaskedLM if weighs_words(card) else plain
             model, loading = kind.from_pretrained(
@@ -154,6 +151,7 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
                 use_safetensors=find_weights(card.path, card.name)[0].suffix == SAFETENSORS,
                 weights_only=True,  # only tensors are read from a pickle; it runs no code
                 output_loading_info=True,
+                key_mapping={rf"^{PUBLISHED_PREFIX}\.": ""} if is_published(card) else None,
                 **options,
             )
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:

@@ -7,7 +7,7 @@ an H200 190 ms and 16 ms (counted, not measured).
 """
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -60,6 +60,17 @@ def open_weights(path: Path) -> Iterator[Any]:
             yield file
     else:
         yield PickledWeights(path)
+
+
+def read_tensors(
+    paths: Iterable[Path], is_wanted: Callable[[str], bool] = lambda name: True
+) -> dict[str, Tensor]:
+    """Return the tensors of the files by name: all, or those whose name is wanted."""
+    found: dict[str, Tensor] = {}
+    for path in paths:
+        with open_weights(path) as file:
+            found |= {name: file.get_tensor(name) for name in file.keys() if is_wanted(name)}  # noqa: SIM118
+    return found
 
 
 class Rounded(nn.Module):

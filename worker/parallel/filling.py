@@ -28,7 +28,8 @@ from vectormill.models.model_card import ModelCard
 from vectormill.models.tensor_headers import TensorHeader, read_header
 from vectormill.models.weights import find_weights
 from worker.encoder.encoder import OnRead
-from worker.model.classifiers import list_published_names, load_config, outline_head
+from worker.model.classifiers import PUBLISHED_PREFIX, is_published, load_config, outline_head
+from worker.model.network import prepare_transformer
 from worker.model.runtime import transformers
 from worker.model.weights import (
     Rounded,
@@ -43,8 +44,7 @@ from worker.model.weights import (
 class WeightFiles:
     """The open weight files of a model. Use as a context manager.
 
-    Tensors are named as in transformers' bare transformer; some files add a `prefix` to these names, and
-    published files have their own names.
+    Tensors are named as in transformers' bare transformer; some files add a `prefix` to these names.
     """
 
     def __init__(self, card: ModelCard, prefix: str) -> None:
@@ -57,12 +57,9 @@ class WeightFiles:
         self.num_bytes = 0
 
     def __enter__(self) -> Self:
-        published = list_published_names(self._card)
         for path in find_weights(self._card.path, self._card.name):
             file = self._open.enter_context(open_weights(path))
-            self._places |= {
-                published(stored): (file, stored, header) for stored, header in read_header(path).items()
-            }
+            self._places |= {stored: (file, stored, header) for stored, header in read_header(path).items()}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -152,15 +149,11 @@ def build_skeleton(card: ModelCard, dtype: torch.dtype) -> nn.Module:
         )
     try:
         config = load_config(card)
-        if hasattr(config, "use_cache"):
-            config.use_cache = False  # keys and values of earlier tokens are reused only in text generation
         with _parameters_on_meta():
             model: nn.Module = transformers.AutoModel.from_config(config, dtype=dtype)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(f"Cannot build the model {card.name!r} from {card.path}: {error}") from error
-    if getattr(model, "pooler", None) is not None:
-        model.pooler = None
-    return model.eval().requires_grad_(False)
+    return prepare_transformer(model).eval().requires_grad_(False)
 
 
 def list_shapes(card: ModelCard) -> dict[str, tuple[int, ...]]:
@@ -198,7 +191,7 @@ def fill(
     model.to_empty(device=device)  # this empties buffers too
     for module, name, buffer in buffers:
         setattr(module, name, buffer.to(device))
-    prefix = str(getattr(model, "base_model_prefix", ""))
+    prefix = PUBLISHED_PREFIX if is_published(card) else str(getattr(model, "base_model_prefix", ""))
     rounded = {path: module for path, module in model.named_modules() if isinstance(module, Rounded)}
     held = {
         name: parameter

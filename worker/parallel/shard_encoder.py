@@ -24,10 +24,9 @@ from worker.devices.device import CUDA
 from worker.encoder.choice import choose_precision, find_arithmetic, read_attention_shape
 from worker.encoder.encoder import Choice, Deferred, Encoder, EncoderOrder, ForwardPass
 from worker.encoder.switches import PACKED_RANKS, QUEUED_RANKS
-from worker.model.classifiers import check_published, is_published
+from worker.model.classifiers import check_published
 from worker.model.cuda_pass import Compute, CudaPass, copy_inputs, losing_device
 from worker.model.forms import Form, PackedForm, PaddedForm, Part
-from worker.model.masks import tell_masks
 from worker.model.network import check_tokenizer, list_token_inputs, load_dense
 from worker.model.packed import (
     EXACT,
@@ -60,10 +59,8 @@ class ShardEncoder(Encoder):
         precision = choose_precision(order.precision, order.device, order.card.model_type)
         if rank.is_first:
             check_tokenizer(order.card)
-        if is_published(order.card):
-            check_published(order.card)
+        check_published(order.card)
         self._transformer = build_skeleton(order.card, DTYPES[find_arithmetic(precision.value, order.device)])
-        tell_masks(self._transformer)
         config = self._transformer.config
         self._shard = LoadedShard(
             order,

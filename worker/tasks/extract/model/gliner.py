@@ -25,7 +25,7 @@ from worker.encoder.padding import pad_batch
 from worker.model.forms import ATTENTION_MASK
 from worker.model.network import UNUSED_WEIGHTS, find_pad_token_id, prepare_transformer
 from worker.model.runtime import transformers
-from worker.model.weights import open_weights
+from worker.model.weights import read_tensors
 from worker.tasks.extract.gliner import FIRST_OF_WORD, STANDS_FOR_LABEL
 from worker.tasks.extract.model.encoder import ExtractionEncoder
 from worker.tasks.extract.model.head import MAX_CELLS, join_cells, pad_arrays
@@ -144,8 +144,7 @@ class GlinerNetwork(nn.Module):
         config = card.gliner
         assert config is not None
         (path,) = find_weights(card.path, card.name)
-        with open_weights(path) as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        tensors = read_tensors([path])
         self.encoder = load_encoder(card, config, tensors, dtype)
         self.head = GlinerHead(config)
         own = {name: each for name, each in tensors.items() if not name.startswith(ENCODER_PREFIX)}
