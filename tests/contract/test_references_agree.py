@@ -92,8 +92,8 @@ def test_weights_that_transformers_would_invent_are_no_reference(
     card = read_card(models.transformer("Bert"))
     spec = make_spec(card, EncodingOptions())
     monkeypatch.setattr(plain, "UNUSED_WEIGHTS", ())
-    import transformers
+    from transformers import AutoModelForSequenceClassification
 
-    monkeypatch.setattr(transformers, "AutoModel", transformers.AutoModelForSequenceClassification)
+    monkeypatch.setattr("worker.model.plain.transformers.AutoModel", AutoModelForSequenceClassification)
     with pytest.raises(ModelError, match=r"finds no weights for classifier\."):
         plain.encode_plainly(card, spec, "transformers", [b"a"])

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,11 +22,13 @@ from vectormill.models.families import find_family
 from vectormill.models.model_card import ModelCard
 from vectormill.models.poolings import CLS, LAST_TOKEN, MAX, MEAN, MEAN_SQRT_LEN, WEIGHTED_MEAN
 from vectormill.models.rerankers import DOCUMENT, INSTRUCTION, QUERY, fill_in
+from worker.model.adapters import merge_adapter
+from worker.model.network import UNUSED_WEIGHTS, load_dense
 
-OFFLINE: Final = {"local_files_only": True, "trust_remote_code": False}
-# Heads without an effect on what is compared, which files may leave out.
-UNUSED_WEIGHTS: Final = ("pooler.",)
-
+OFFLINE: Final[dict[str, Any]] = {"local_files_only": True, "trust_remote_code": False}
+ARITHMETIC: Final[dict[str, Any]] = {"attn_implementation": "eager", "dtype": torch.float32}
+# The arguments of sentence-transformers' models.
+PLAIN: Final[dict[str, Any]] = {"device": "cpu", "model_kwargs": ARITHMETIC, **OFFLINE}
 # From a text, as EncodeRequest has it, to a vector [dimension] or scores [labels].
 Encode = Callable[[bytes], NDArray[np.float32]]
 
@@ -67,31 +70,17 @@ def _load(card: ModelCard, spec: EncodingSpec, library: str) -> Encode:
 def _load_with_sentence_transformers(card: ModelCard, spec: EncodingSpec) -> Encode:
     from sentence_transformers import SentenceTransformer
 
-    model = SentenceTransformer(
-        str(card.path),
-        device="cpu",
-        model_kwargs={"attn_implementation": "eager", "dtype": torch.float32},
-        **OFFLINE,
-    )
+    model = SentenceTransformer(str(card.path), **PLAIN)
     if card.static is None:
         model.max_seq_length = spec.max_tokens
     else:
         model[0].tokenizer.enable_truncation(spec.max_tokens)
 
-    def encode(text: bytes) -> NDArray[np.float32]:
-        options = {"prompt": spec.prompt, "show_progress_bar": False}
-        vector: NDArray[np.float32] = model.encode([text.decode()], **options)[0]
-        return vector
-
-    return encode
+    options: dict[str, Any] = {"prompt": spec.prompt, "show_progress_bar": False}
+    return lambda text: model.encode([text.decode()], **options)[0]
 
 
 def _load_embedder(card: ModelCard, spec: EncodingSpec) -> Encode:
-    import transformers
-
-    from worker.model.adapters import merge_adapter
-    from worker.model.network import load_dense
-
     tokenizer = _load_tokenizer(card)
     config = transformers.AutoConfig.from_pretrained(card.path, **OFFLINE)
     encoder = find_family(config.model_type).encoder
@@ -114,16 +103,14 @@ def _load_embedder(card: ModelCard, spec: EncodingSpec) -> Encode:
             return_tensors="pt",
         )
         states = model(**inputs)[0][0, num_left_out:].float()
-        vector = dense(torch.cat([POOLINGS[mode](states, num_left_out) for mode in card.pooling]))
-        found: NDArray[np.float32] = vector.numpy()
-        return found
+        pooled = torch.cat([POOLINGS[mode](states, num_left_out) for mode in card.pooling])
+        vector: NDArray[np.float32] = dense(pooled).numpy()
+        return vector
 
     return encode
 
 
 def _load_classifier(card: ModelCard, spec: EncodingSpec) -> Encode:
-    import transformers
-
     tokenizer = _load_tokenizer(card)
     model = _read(transformers.AutoModelForSequenceClassification, card)
 
@@ -138,8 +125,6 @@ def _load_classifier(card: ModelCard, spec: EncodingSpec) -> Encode:
 
 
 def _load_reranker(card: ModelCard, spec: EncodingSpec) -> Encode:
-    import transformers
-
     template = card.classifier.template if card.classifier is not None else None
     assert template is not None
     tokenizer = _load_tokenizer(card)
@@ -166,18 +151,13 @@ def _load_reranker(card: ModelCard, spec: EncodingSpec) -> Encode:
 def _load_cross_encoder(card: ModelCard, spec: EncodingSpec) -> Encode:
     from sentence_transformers import CrossEncoder
 
-    model = CrossEncoder(
-        str(card.path),
-        device="cpu",
-        model_kwargs={"attn_implementation": "eager", "dtype": torch.float32},
-        **OFFLINE,
-    )
+    model = CrossEncoder(str(card.path), **PLAIN)
     model.max_seq_length = spec.max_tokens
+    options: dict[str, Any] = {"prompt": spec.prompt or None, "activation_fn": torch.nn.Identity()}
 
     def encode(text: bytes) -> NDArray[np.float32]:
         first, second = split_pair(text)
         pair = (first.decode(), (second or b"").decode())
-        options = {"prompt": spec.prompt or None, "activation_fn": torch.nn.Identity()}
         scores: NDArray[np.float32] = model.predict([pair], **options)
         return scores
 
@@ -185,21 +165,13 @@ def _load_cross_encoder(card: ModelCard, spec: EncodingSpec) -> Encode:
 
 
 def _load_tokenizer(card: ModelCard) -> Any:
-    import transformers
-
-    flags = dict(card.special.flags)
-    return transformers.AutoTokenizer.from_pretrained(card.path, **OFFLINE, **flags)
+    return transformers.AutoTokenizer.from_pretrained(card.path, **OFFLINE, **dict(card.special.flags))
 
 
 def _read(kind: Any, card: ModelCard) -> Any:
     """Load a model of transformers. Raise UnsupportedModel if it would begin with random weights."""
     model, loading = kind.from_pretrained(
-        card.path,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        weights_only=True,
-        output_loading_info=True,
-        **OFFLINE,
+        card.path, weights_only=True, output_loading_info=True, **ARITHMETIC, **OFFLINE
     )
     if missing := [key for key in loading["missing_keys"] if not key.startswith(UNUSED_WEIGHTS)]:
         raise UnsupportedModel(
