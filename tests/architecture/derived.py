@@ -295,7 +295,7 @@ def make_conversion() -> str:
 
 def make_refused() -> str:
     rows = [(f"`…{ending}`", purpose) for ending, purpose, _ in PURPOSES]
-    rows += [(f"`{row.architecture}…`", f"{row.what}: {row.way}") for row in REPOSITORY_CODE]
+    rows += [(f"`{beginning}…`", f"{what}: {way}") for beginning, _, what, way in REPOSITORY_CODE]
     rows += [(f"`{module}`", purpose) for module, purpose in MODULE_PURPOSES.items()]
     return table([("architecture or module", "what it is"), *rows])
 

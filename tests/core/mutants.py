@@ -355,14 +355,14 @@ MUTANTS: Final = (
     Mutant(
         "a head is left out without a word",
         "vectormill/models/poolings.py",
-        "if convention is not None and head is None:",
+        "if convention is not None and not head:",
         "if convention is not None:",
     ),
     Mutant(
         "adapters that nobody chose are left out",
         "vectormill/models/embedders.py",
-        "    if files.must_encode:\n        raise UnsupportedModel(refusal)\n",
-        "",
+        "    if files.pooling is not None:",
+        "    if True:",
     ),
     Mutant(
         "DeBERTa's relative positions wait for a number from the host",
@@ -848,7 +848,7 @@ MUTANTS: Final = (
         "the last token is that of the padding",
         "worker/model/pooling.py",
         "is_last = (places == places.amax(dim=1, keepdim=True)) & (mask > 0)",
-        "is_last = places == positions.max()",
+        "is_last = places == mask.shape[1]",
     ),
     Mutant(
         "a session of the console outlives its key",

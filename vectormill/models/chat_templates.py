@@ -58,7 +58,10 @@ def _read_chat_template(files: ModelFiles) -> Template:
     Without a module LogitScore it has a head of its own. Raise UnsupportedModel if no chat template puts a pair
     into words.
     """
-    score = files.read_module(1) if len(files.modules) > 1 else Stored({}, "", files.name)
+    has_score = len(files.modules) > 1
+    score = (
+        files.require(f"{files.modules[1].folder}/config.json") if has_score else Stored({}, "", files.name)
+    )
     options = files.transformer.inner("processing_kwargs").take("chat_template", {})
     message = files.transformer.inner("modality_config").inner("message")
     flaw = "" if message.values else "its pairs are not messages of a chat template (modality_config)"

@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from vectormill.domain.errors import UnsupportedModel
 from vectormill.models.families import CONVENTIONS, find_family
 from vectormill.models.model_files import SPLADE, ModelFiles
 from vectormill.models.rerankers import RERANKERS
@@ -93,45 +92,33 @@ PURPOSES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RepositoryCode:
-    """An architecture whose code comes with its repository, by how its name begins, and what to do instead.
-
-    Only a config.json with `key` has it, if one is given.
-    """
-
-    architecture: str
-    what: str
-    way: str
-    key: str = ""
-
-
+# How the name of an architecture begins whose code comes with its repository, the key of config.json without which
+# it is not meant, if there is one, what such a model is, and what to do instead.
 REPOSITORY_CODE: Final = (
-    RepositoryCode("JinaBert", "jina-embeddings-v2", "no conversion is known; jina-embeddings-v3-hf runs"),
-    RepositoryCode(
+    ("JinaBert", "", "jina-embeddings-v2", "no conversion is known; jina-embeddings-v3-hf runs"),
+    (
         "JinaEmbeddingsV4",
+        "",
         "jina-embeddings-v4, a model of images and texts",
         "no conversion of its texts is known; jina-embeddings-v3-hf runs",
     ),
-    RepositoryCode(
+    (
         "New",
+        "",
         "gte v1.5 and gte-multilingual as first published",
         "transformers has the architecture as gte, and reads the same weights: take a revision whose config.json has "
         "the model_type gte",
     ),
-    RepositoryCode(
+    (
         "NomicBert",
+        "n_embd",
         "nomic-embed as first published",
         "transformers has the architecture as nomic_bert, and reads the same weights: take a revision whose "
         "config.json has hidden_size instead of n_embd",
-        "n_embd",
     ),
-    RepositoryCode(
-        "NVEmbed", "NV-Embed, which pools by layers of attention of its own", "no conversion is known"
-    ),
+    ("NVEmbed", "", "NV-Embed, which pools by layers of attention of its own", "no conversion is known"),
 )
-# The kind of model that sentence-transformers' and PyLate's modules make, by the last part of a module's
-# type.
+# The kind of model that sentence-transformers' and PyLate's modules make, by the last part of a module's type.
 MODULE_PURPOSES: Final = {
     "Router": "a model with a path of its own for queries",
     "SparseStaticEmbedding": "a sparse encoder that weighs the words of queries without a transformer",
@@ -140,67 +127,57 @@ MODULE_PURPOSES: Final = {
     "WordEmbeddings": "a table of word embeddings, without a transformer",
     "CLIPModel": "a model of images and texts",
 }
-# The first part of a tensor's name -> the head it belongs to, which a bare transformer does not read.
-_JUDGING_HEADS: Final = {
+_WORDS: Final = "a language-model head"
+# The first part of a tensor's name -> the head it belongs to, which a bare transformer does not read. All but those
+# that predict words judge a text or a pair.
+_HEADS: Final = {
     "classifier": "a classifier's head",
     "pre_classifier": "a classifier's head",
     "score": "a classifier's or reranker's head",
     "linear": "ColBERT's projection",
     "qa_outputs": "a question-answering head",
-}
-_WORD_HEADS: Final = ("cls", "lm_head", "vocab_projector", "vocab_transform")
+} | dict.fromkeys(("cls", "lm_head", "vocab_projector", "vocab_transform"), _WORDS)
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """A head on a transformer: what its weights are for, and whether it judges a text or a pair."""
-
-    purpose: str
-    judges: bool
-
-
-def find_head(tensors: Collection[str]) -> Head | None:
-    """Return the head whose weights are among the tensors, or None.
+def find_head(tensors: Collection[str]) -> tuple[str, bool]:
+    """Return what the weights of a head among the tensors are for, empty if there is none, and whether it judges.
 
     A head that judges takes precedence over one that predicts words.
     """
-    for name in sorted(tensors):
-        purpose = _JUDGING_HEADS.get(name.partition(".")[0])
-        if purpose is not None:
-            return Head(f"{purpose} ({name})", judges=True)
-    words = [name for name in sorted(tensors) if name.partition(".")[0] in _WORD_HEADS]
-    return Head(f"a language-model head ({words[0]})", judges=False) if words else None
+    purposes = ((name, _HEADS.get(name.partition(".")[0], "")) for name in sorted(tensors))
+    heads = [(purpose == _WORDS, f"{purpose} ({name})") for name, purpose in purposes if purpose]
+    predicts_words, purpose = min(heads, key=lambda head: head[0], default=(True, ""))
+    return purpose, not predicts_words
 
 
-def require_known_code(files: ModelFiles) -> None:
-    """Raise UnsupportedModel for a model of REPOSITORY_CODE, or for a decoder whose code may attend both ways.
+def judge_code(files: ModelFiles) -> tuple[str, ...]:
+    """Refuse a model of REPOSITORY_CODE, or a decoder whose code may attend both ways; return notes.
 
     gte-Qwen2 is such a decoder, and says `is_causal: false`, which transformers reads too.
     """
     code = files.config.inner("auto_map").find("AutoModel")
     if code and "is_causal" not in files.config.values and find_family(files.model_type).is_causal:
-        raise UnsupportedModel(
+        return files.refuse(
             f"The model {files.name!r} has code of its own ({code}), which is never run. Transformers' "
             f"{files.model_type} reads texts from left to right, and no file says whether that code does: set "
             "is_causal in config.json, to false if it attends both ways."
         )
-    for row in REPOSITORY_CODE:
-        is_it = files.architecture.startswith(row.architecture) and (
-            row.key in files.config.values or not row.key
-        )
+    for beginning, key, what, way in REPOSITORY_CODE:
+        is_it = files.architecture.startswith(beginning) and (key in files.config.values or not key)
         if is_it and "auto_map" in files.config.values:
-            raise UnsupportedModel(
-                f"The model {files.name!r} is {row.what} ({files.architecture}), whose code comes with its repository "
-                f"and is never run; {row.way}."
+            return files.refuse(
+                f"The model {files.name!r} is {what} ({files.architecture}), whose code comes with its repository and "
+                f"is never run; {way}."
             )
+    return ()
 
 
-def refuse_plain(files: ModelFiles, head: Head | None) -> str:
-    """Return the error for a model that does not say how to encode, naming the task or option to use."""
+def describe_plain(files: ModelFiles, head: str) -> str:
+    """Return why a model that does not say how to encode is refused, naming the task or option to use."""
     purpose, reader = describe_purpose(files)
     what = f"The model {files.name!r} is {purpose}"
-    if head is not None and files.architecture in CONVENTIONS:
-        what += f", but its weights include {head.purpose}, which would be ignored"
+    if head and files.architecture in CONVENTIONS:
+        what += f", but its weights include {head}, which would be ignored"
     way = (
         "nothing defines how its tokens become the vector of a text: it has no modules.json. If it was trained to "
         f'embed texts, set its pooling in VECTORMILL_MODELS: {{"{files.name}": {{"path": …, "pooling": "mean"}}}}'
@@ -211,9 +188,9 @@ def refuse_plain(files: ModelFiles, head: Head | None) -> str:
 def judge_adapters(files: ModelFiles) -> tuple[str, ...]:
     """Return notes on a model's adapters for tasks; empty if it has none.
 
-    Raise ModelError if it has some and neither an adapter nor a pooling is registered, unless it is only planned
-    for. jinaai/jina-embeddings-v3 lists them in its config.json. The transformers class for its conversion (…-hf)
-    has no adapters, so this is decided by the architecture.
+    Refuse it if it has some and neither an adapter nor a pooling is registered. jinaai/jina-embeddings-v3 lists them
+    in its config.json. The transformers class for its conversion (…-hf) has no adapters, so this is decided by the
+    architecture.
     """
     if files.entry.adapter is not None:
         return (f"The adapter {files.entry.adapter} is merged into its weights.",)
@@ -223,15 +200,12 @@ def judge_adapters(files: ModelFiles) -> tuple[str, ...]:
     adapters = f"an adapter (LoRA) for each task{f' ({named})' if named else ''}"
     if files.pooling is not None:
         return (f"Such a model is trained with {adapters}; adapters outside its weights are ignored.",)
-    refusal = (
+    return files.refuse(
         f"The model {files.name!r} was trained with {adapters}, and none is chosen: without it the vectors would "
         "differ. Take its conversion for transformers (jinaai/jina-embeddings-v3-hf), whose adapters are folders, and "
         f'name one in VECTORMILL_MODELS: {{"{files.name}": {{"path": …, "adapter": "retrieval_query"}}}}'
         "; with a pooling and no adapter, its weights are used as they are."
     )
-    if files.must_encode:
-        raise UnsupportedModel(refusal)
-    return (f"No worker will load it: {refusal}",)
 
 
 def find_prompted_family(called: str, model_type: str) -> PromptedFamily | None:
@@ -277,11 +251,3 @@ def describe_purpose(files: ModelFiles) -> tuple[str, str]:
                 purpose, reader = GENERATIVE_RERANKER, TEMPLATE_NEEDED
             return f"{purpose} ({architecture})", reader
     return f"of the architecture {architecture}", ""
-
-
-def describe_modules(files: ModelFiles) -> str:
-    """Return what unsupported modules make of a model, to complete "The model is"; empty if unknown."""
-    is_pylate = any(module.type.startswith("pylate.") for module in files.modules)
-    if is_pylate or files.kinds == ["Transformer", "Dense"]:
-        return LATE_INTERACTION
-    return next((MODULE_PURPOSES[kind] for kind in files.kinds if kind in MODULE_PURPOSES), "")

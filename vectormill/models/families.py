@@ -161,12 +161,6 @@ def _decoder(
     )
 
 
-def _unpackable(model_type: str, obstacle: str, *, has_offset: bool = False, encoder: str = "") -> Family:
-    return Family(
-        model_type, packing_obstacle=obstacle, never_waits=False, has_offset=has_offset, encoder=encoder
-    )
-
-
 FAMILIES: Final[Mapping[str, Family]] = {
     family.model_type: family
     for family in (
@@ -178,9 +172,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
             bare={"BertModel": _CONVENTION, "Contriever": _CONTRIEVER},
             layout=_BERT,
         ),
-        _unpackable("big_bird", _SPARSE),
+        Family("big_bird", packing_obstacle=_SPARSE, never_waits=False),
         _roberta("camembert", "CamembertModel"),
-        _unpackable("data2vec-text", "", has_offset=True),
+        Family("data2vec-text", never_waits=False, has_offset=True),
         # The scale of its scores is read from the device in every layer.
         Family(
             "deberta",
@@ -228,15 +222,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
             layout=_MODERNBERT,
         ),
         Family("mpnet", packing_obstacle=_RELATIVE, has_offset=True, bare={"MPNetModel": _CONVENTION}),
-        _unpackable("mt5", _RELATIVE, encoder="MT5EncoderModel"),
+        Family("mt5", packing_obstacle=_RELATIVE, never_waits=False, encoder="MT5EncoderModel"),
         Family("nomic_bert", FROM_ZERO, bare={"NomicBertModel": _NOMIC}),
         _decoder("qwen2"),
         _decoder("qwen3"),
         _roberta("roberta", "RobertaModel"),
-        _unpackable("t5", _RELATIVE, encoder="T5EncoderModel"),
-        _unpackable("umt5", _RELATIVE, encoder="UMT5EncoderModel"),
+        Family("t5", packing_obstacle=_RELATIVE, never_waits=False, encoder="T5EncoderModel"),
+        Family("umt5", packing_obstacle=_RELATIVE, never_waits=False, encoder="UMT5EncoderModel"),
         _roberta("xlm-roberta", "XLMRobertaModel"),
-        _unpackable("xlm-roberta-xl", "", has_offset=True),
+        Family("xlm-roberta-xl", never_waits=False, has_offset=True),
     )
 }
 _UNKNOWN: Final = Family("", never_waits=False)

@@ -58,7 +58,6 @@ def read_gliner_card(files: ModelFiles) -> ModelCard:
         gliner=config,
         special=read_special_tokens(files),
         shape=files.read_shape(encoder, ENCODER_PREFIX),
-        settings=files.describe_settings(),
     )
 
 

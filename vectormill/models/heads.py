@@ -24,7 +24,9 @@ MASK_MODULE: Final = "MultiVectorMask"
 # The modules that begin a SPLADE model. The first was written until sentence-transformers 5.3.
 SPLADE_MODULES: Final = (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"])
 # Defaults of the authors for what the files leave out: stanford-futuredata/ColBERT, `colbert/infra/config`.
-STANFORD_PROMPTS: Final = {"query": "[unused0] ", "document": "[unused1] "}
+STANFORD_MARKERS: Final = (
+    ("query", "query_token_id", "[unused0]"), ("document", "doc_token_id", "[unused1]"),
+)  # fmt: skip
 QUERY_TOKENS: Final = 32
 
 
@@ -113,12 +115,7 @@ def _read_linear_heads(files: ModelFiles) -> Heads:
 def _read_stanford(files: ModelFiles) -> Heads:
     """Return the head of a ColBERT by Stanford's package, whose settings are in artifact.metadata."""
     told = files.read("artifact.metadata")
-    prompts = {
-        side: f"{told.take(key, '') or default.strip()} "
-        for (side, default), key in zip(
-            STANFORD_PROMPTS.items(), ("query_token_id", "doc_token_id"), strict=True
-        )
-    }
+    prompts = {side: f"{told.take(key, '') or marker} " for side, key, marker in STANFORD_MARKERS}
     projection = files.headers.get("linear.weight")
     if files.headers and projection is None:
         raise ModelError(

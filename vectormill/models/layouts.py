@@ -1,5 +1,6 @@
 """The layouts in which models are stored, each with its reader. Imports no torch, and knows no hubs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from vectormill.domain.errors import ModelError
@@ -29,10 +30,19 @@ def read_model_card(
     files = ModelFiles(name, directory, entry, needs_weights, must_encode)
     is_static = find_static_folder(files) is not None
     if not is_static and not (directory / gliner.CONFIG_FILE).is_file():
-        return read_transformer_card(files)
-    require_template(name, None, entry.template)
-    if entry.adapter is not None:
-        raise ModelError(
-            f"The model {name!r} is of a kind into which no adapter can be merged; remove {entry.adapter!r}."
-        )
-    return read_static_card(files) if is_static else gliner.read_gliner_card(files)
+        card = read_transformer_card(files)
+    else:
+        require_template(name, None, entry.template)
+        if entry.adapter is not None:
+            raise ModelError(
+                f"The model {name!r} is of a kind into which no adapter can be merged; remove {entry.adapter!r}."
+            )
+        card = read_static_card(files) if is_static else gliner.read_gliner_card(files)
+    return replace(
+        card,
+        default_dimensions=files.encoder.take("truncate_dim", 0, least=1),
+        notes=(*card.notes, *filter(None, [card.unprompted])),
+        named=tuple(files.named),
+        flaws=files.list_flaws(),  # after everything else has been read
+        settings=files.describe_settings(),
+    )

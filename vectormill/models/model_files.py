@@ -119,6 +119,12 @@ class ModelFiles:
                 str(stored.refuse(key, f"must be {told} here" if told else "is not supported here"))
             )
 
+    def refuse(self, reason: str) -> tuple[str, ...]:
+        """Raise UnsupportedModel; if the model is only planned for, return the reason as a note."""
+        if self.must_encode:
+            raise UnsupportedModel(reason)
+        return (f"No worker will load it: {reason}",)
+
     @property
     def called(self) -> str:
         """Return the name and the directory, by which some families are recognized."""
@@ -207,10 +213,6 @@ class ModelFiles:
             raise ModelError(f"{told.place} of model {self.name!r} has no in_features or no out_features.")
         has_bias, has_residual = told.take("bias", True), told.take("use_residual", False)
         return DenseLayer(folder, num_inputs, num_outputs, has_bias, activation, has_residual)
-
-    def read_module(self, number: int) -> Stored:
-        """Return the config.json of a module. Raise ModelError if there is none."""
-        return self.require(f"{self.modules[number].folder}/config.json")
 
     @cached_property
     def transformer(self) -> Stored:

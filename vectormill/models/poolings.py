@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from vectormill.domain.errors import ModelError, UnsupportedModel
-from vectormill.models.embedders import describe_purpose, find_head, refuse_plain
+from vectormill.domain.errors import ModelError
+from vectormill.models.embedders import describe_plain, describe_purpose, find_head
 from vectormill.models.families import CONVENTIONS
 from vectormill.models.model_files import ModelFiles
 
@@ -54,7 +54,7 @@ def read_pooling_module(files: ModelFiles) -> Pooling:
     """Return the pooling in the second module of sentence-transformers; without any mode if it is another one."""
     if files.kinds[1:2] != ["Pooling"]:
         return Pooling(())
-    config = files.read_module(1)
+    config = files.require(f"{files.modules[1].folder}/config.json")
     modes = tuple(
         mode
         for mode, aliases in POOLING_NAMES.items()
@@ -64,25 +64,23 @@ def read_pooling_module(files: ModelFiles) -> Pooling:
     return Pooling(told, includes_prompt=config.take("include_prompt", True))
 
 
-def choose_pooling(files: ModelFiles, wanted: str | None) -> Pooling:
-    """Return the pooling of a model without modules.json, of which `wanted` is registered.
+def choose_pooling(files: ModelFiles) -> Pooling:
+    """Return the pooling of a model without modules.json.
 
-    Raise ModelError if neither a convention nor the user says how it pools, unless it is only planned for.
+    Refuse it if neither a convention nor its registry entry says how it pools.
     """
-    head = find_head(files.headers)
+    wanted = files.pooling
+    head, judges = find_head(files.headers)
     convention = CONVENTIONS.get(files.architecture)
-    if convention is not None and head is None:  # it would be ignored
+    if convention is not None and not head:  # it would be ignored
         pooling = wanted or MEAN
         whose = "as set in VECTORMILL_MODELS" if wanted else f"by convention, because it is {convention}"
         note = f"It has no modules.json: {pooling} pooling is used {whose}."
         return Pooling(parse_pooling(pooling), notes=(note,))
     if wanted is None:
-        refusal = refuse_plain(files, head)
-        if files.must_encode:
-            raise UnsupportedModel(refusal)
-        return Pooling((MEAN,), notes=(f"No worker will load it: {refusal}",))
+        return Pooling((MEAN,), notes=files.refuse(describe_plain(files, head)))
     purpose, reader = describe_purpose(files)
-    left_out = f"; {head.purpose} is ignored" if head is not None else ""
+    left_out = f"; {head} is ignored" if head else ""
     note = f"It is {purpose}, used with {wanted} pooling as set in VECTORMILL_MODELS{left_out}."
-    unread = head.purpose if head is not None and head.judges else purpose if reader else ""
+    unread = head if judges else purpose if reader else ""
     return Pooling(parse_pooling(wanted), unread, (note,))

@@ -70,7 +70,6 @@ def read_static_card(files: ModelFiles) -> ModelCard:
     normalize = normalizes if entry.normalize is None else entry.normalize
     similarity, notes = files.read_similarity(has_unit_length=normalize)
     prompts, default_prompt = files.read_prompts()
-    unprompted = tell_prompts(files.called, "", prompts, default_prompt)
     weights = [files.directory / folder / WEIGHTS_FILE]
     architecture = "StaticModel" if table.is_model2vec else MODULE
     return ModelCard(
@@ -93,11 +92,8 @@ def read_static_card(files: ModelFiles) -> ModelCard:
             model_type=architecture,
         ),
         unread="a classifier's head" if is_classifier else "",
-        unprompted=unprompted,
-        notes=(*notes, unprompted) if unprompted else notes,
-        default_dimensions=files.encoder.take("truncate_dim", 0, least=1),
-        flaws=files.list_flaws(),
-        settings=files.describe_settings(),
+        unprompted=tell_prompts(files.called, "", prompts, default_prompt),
+        notes=notes,
     )
 
 

@@ -83,7 +83,15 @@ def read_header_bytes(path: Path) -> tuple[bytes, int]:
 
 def _read_pickled(path: Path) -> dict[str, TensorHeader]:
     try:
-        tensors = _unpickle(path)
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+                tensors = _SizesUnpickler(io.BytesIO(archive.read(name))).load()
+        else:
+            with path.open("rb") as file:
+                for _ in range(3):  # before torch 1.6: a magic number, a version and a system come first
+                    _SizesUnpickler(file).load()
+                tensors = _SizesUnpickler(file).load()
     except MemoryError:
         raise
     except Exception as error:  # bytes that are not a pickle of tensors may cause any error
@@ -91,17 +99,6 @@ def _read_pickled(path: Path) -> dict[str, TensorHeader]:
     if not isinstance(tensors, dict) or not all(isinstance(each, TensorHeader) for each in tensors.values()):
         raise ModelError(f"The file {path} does not contain a mapping of names to tensors.")
     return dict(tensors)
-
-
-def _unpickle(path: Path) -> Any:
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
-            return _SizesUnpickler(io.BytesIO(archive.read(name))).load()
-    with path.open("rb") as file:  # before torch 1.6: a magic number, a version and a system come first
-        for _ in range(3):
-            _SizesUnpickler(file).load()
-        return _SizesUnpickler(file).load()
 
 
 class _SizesUnpickler(pickle.Unpickler):

@@ -12,10 +12,11 @@ from vectormill.models.adapters import read_adapter
 from vectormill.models.chat_templates import LOGIT_SCORE, find_template
 from vectormill.models.classifiers import SUFFIX, is_structbert, read_classifier, require_template
 from vectormill.models.embedders import (
-    describe_modules,
+    LATE_INTERACTION,
+    MODULE_PURPOSES,
     find_prompted_family,
     judge_adapters,
-    require_known_code,
+    judge_code,
     tell_prompts,
 )
 from vectormill.models.heads import SPLADE_MODULES, Heads, has_token_modules, read_heads
@@ -60,8 +61,7 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
     """Return the card. Raise ModelError if files are missing or the model needs something unsupported."""
     _check_modules(files)
     name, entry, config = files.name, files.entry, files.config
-    if files.must_encode:
-        require_known_code(files)
+    notes = judge_code(files)
     template = None if entry.pooling else find_template(files)
     classifier = read_classifier(files, template)
     reranker = require_template(name, classifier, entry.template)
@@ -72,7 +72,7 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
     if files.must_encode:
         _require_tokenizer(files)
     heads = read_heads(files) if is_embedder else Heads()
-    notes = (*judge_adapters(files), *heads.notes)
+    notes += (*judge_adapters(files), *heads.notes)
     pooling = _find_pooling(files, heads, classifier, is_extractor=is_extractor)
     special = SpecialTokens()
     if files.must_encode and not is_extractor:
@@ -134,7 +134,6 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
         default_prompt=default_prompt,
         include_prompt=pooling.includes_prompt and (family is None or family.includes_prompt),
         dense=dense,
-        default_dimensions=files.encoder.take("truncate_dim", 0, least=1),
         lowercase=files.transformer.take("do_lower_case", False),
         truncates_left=truncates_left,
         rereads=('tokenizer_config.json: truncation_side "left".',) if truncates_left else (),
@@ -152,10 +151,7 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
         shape=shape,
         unread=pooling.unread,
         unprompted=unprompted,
-        notes=(*notes, unprompted) if unprompted else notes,
-        named=tuple(files.named),
-        flaws=files.list_flaws(),
-        settings=files.describe_settings(),
+        notes=notes,
     )
 
 
@@ -214,12 +210,14 @@ def _find_pooling(
     """Return the pooling of dense vectors, or the state that a classifier's head reads."""
     if not heads.has_dense:
         return Pooling(())
-    if classifier is None and not is_extractor and not files.modules:
-        return choose_pooling(files, files.pooling)
     if classifier is not None:
         own = Pooling(parse_pooling(classifier.pooling))
+    elif is_extractor:
+        own = Pooling((MEAN,))
+    elif files.modules:
+        own = read_pooling_module(files)
     else:
-        own = Pooling((MEAN,)) if is_extractor else read_pooling_module(files)
+        return choose_pooling(files)
     return own if files.pooling is None else replace(own, modes=parse_pooling(files.pooling))
 
 
@@ -272,7 +270,8 @@ def _check_modules(files: ModelFiles) -> None:
         return
     tail = kinds[2:-1] if kinds[-1] == "Normalize" else kinds[2:]
     if kinds[:2] != ["Transformer", "Pooling"] or any(kind != "Dense" for kind in tail):
-        purpose = describe_modules(files)
+        told = [MODULE_PURPOSES[kind] for kind in kinds if kind in MODULE_PURPOSES]
+        purpose = LATE_INTERACTION if kinds == ["Transformer", "Dense"] else "".join(told[:1])
         raise UnsupportedModel(
             f"The model {files.name!r} is {purpose + ', ' if purpose else ''}made of {', '.join(kinds)} in "
             "modules.json. Only Transformer, Pooling, any number of Dense, and Normalize are supported, in this order."

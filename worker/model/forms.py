@@ -7,6 +7,7 @@ which sequences of a batch it gets.
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,6 +74,7 @@ ATTENTION_MASK = "attention_mask"
 POOL_MASK = "pool_mask"
 
 
+@dataclass(frozen=True)
 class PaddedForm(Form):
     """The layout with one row per sequence, padded to the longest.
 
@@ -80,28 +82,23 @@ class PaddedForm(Form):
     attends to the tokens `unattended` at the end of a text.
     """
 
-    def __init__(
-        self,
-        transformer: nn.Module,
-        token_inputs: Sequence[str],
-        modes: Sequence[str],
-        unattended: int | None = None,
-    ) -> None:
-        self._unattended = unattended
-        self._transformer = transformer
-        self._token_inputs = token_inputs
-        self._modes = modes
-        self._kernel = str(transformer.config._attn_implementation)
-        self._pad_token_id = find_pad_token_id(transformer.config.to_dict())
+    transformer: nn.Module
+    token_inputs: Sequence[str]
+    modes: Sequence[str]
+    unattended: int | None = None
 
     @property
     def attention(self) -> str:
-        return f"padded ({self._kernel})"
+        return f"padded ({self.transformer.config._attn_implementation})"
+
+    @cached_property
+    def pad_token_id(self) -> int:
+        return find_pad_token_id(self.transformer.config.to_dict())
 
     def lay_out(self, batch: Batch) -> Part:
-        padded = pad_batch(batch, self._pad_token_id, unattended=self._unattended)
-        arrays = {name: padded.tokens[name] for name in self._token_inputs if name in padded.tokens}
-        mask = find_attention_mask(padded, self._transformer.config)
+        padded = pad_batch(batch, self.pad_token_id, unattended=self.unattended)
+        arrays = {name: padded.tokens[name] for name in self.token_inputs if name in padded.tokens}
+        mask = find_attention_mask(padded, self.transformer.config)
         if mask is not None:
             arrays[ATTENTION_MASK] = mask
         if mask is None or padded.pool_mask is not padded.attention_mask:
@@ -112,11 +109,11 @@ class PaddedForm(Form):
         inputs = {name: tensors[name] for name in (*TOKEN_INPUTS, ATTENTION_MASK) if name in tensors}
         if received is not None:
             inputs["inputs_embeds"] = received
-        states: Tensor = self._transformer(**inputs)[0]
+        states: Tensor = self.transformer(**inputs)[0]
         return states
 
     def pool(self, states: Tensor, tensors: Tensors) -> Tensor:
-        return pool_hidden_states(states, _find_pool_mask(tensors), self._modes)
+        return pool_hidden_states(states, _find_pool_mask(tensors), self.modes)
 
     def of_tokens(self, states: Tensor, tensors: Tensors) -> Tensor:
         """Return the hidden states of all pooled tokens; without prompts these are all tokens."""
@@ -133,6 +130,7 @@ CU_SEQLENS = "cu_seqlens"
 PROMPT_LENGTHS = "prompt_lengths"
 
 
+@dataclass(frozen=True)
 class PackedForm(Form):
     """The layout with sequences one after another, so that no padding is computed or sent.
 
@@ -140,27 +138,19 @@ class PackedForm(Form):
     `token_inputs` are those of PaddedForm. The transformer must attend with `kernel` while this form runs.
     """
 
-    def __init__(
-        self,
-        transformer: nn.Module,
-        token_inputs: Sequence[str],
-        modes: Sequence[str],
-        shape: AttentionShape,
-        kernel: str,
-    ) -> None:
-        self._transformer = transformer
-        self._token_inputs = token_inputs
-        self._modes = modes
-        self._shape = shape
-        self._kernel = kernel
+    transformer: nn.Module
+    token_inputs: Sequence[str]
+    modes: Sequence[str]
+    shape: AttentionShape
+    kernel: str
 
     @property
     def attention(self) -> str:
-        return f"packed ({self._kernel})"
+        return f"packed ({self.kernel})"
 
     def lay_out(self, batch: Batch) -> Part:
-        packed = pack_batch(batch, self._shape)
-        arrays = {name: packed.tokens[name] for name in self._token_inputs if name in packed.tokens}
+        packed = pack_batch(batch, self.shape)
+        arrays = {name: packed.tokens[name] for name in self.token_inputs if name in packed.tokens}
         arrays |= {POSITION_IDS: packed.position_ids, CU_SEQLENS: packed.cu_seqlens}
         if packed.prompt_lengths is not None:
             arrays[PROMPT_LENGTHS] = packed.prompt_lengths
@@ -173,14 +163,14 @@ class PackedForm(Form):
         }
         if received is not None:
             inputs["inputs_embeds"] = received.unsqueeze(0)
-        states: Tensor = self._transformer(
+        states: Tensor = self.transformer(
             **inputs, cu_seq_lens_q=tensors[CU_SEQLENS].int(), max_length_q=part.max_seqlen
         )[0]
         return states[0]
 
     def pool(self, states: Tensor, tensors: Tensors) -> Tensor:
         bounds = tensors[CU_SEQLENS].int()
-        return pool_packed_states(states, bounds, tensors.get(PROMPT_LENGTHS), self._modes)
+        return pool_packed_states(states, bounds, tensors.get(PROMPT_LENGTHS), self.modes)
 
     def of_tokens(self, states: Tensor, tensors: Tensors) -> Tensor:
         return states

@@ -31,15 +31,15 @@ def _pool_first(states: Tensor, mask: Tensor) -> Tensor:
     return (states * is_first.unsqueeze(-1)).sum(dim=1)
 
 
+def _weigh(mask: Tensor) -> Tensor:
+    """Return the mask with the position of each token, from 1, as its weight."""
+    return mask * torch.arange(1, mask.shape[1] + 1, device=mask.device, dtype=mask.dtype)
+
+
 def _pool_last(states: Tensor, mask: Tensor) -> Tensor:
-    positions = torch.arange(1, mask.shape[1] + 1, device=mask.device, dtype=mask.dtype)
-    places = mask * positions
+    places = _weigh(mask)
     is_last = (places == places.amax(dim=1, keepdim=True)) & (mask > 0)
     return (states * is_last.unsqueeze(-1)).sum(dim=1)
-
-
-def _pool_max(states: Tensor, mask: Tensor) -> Tensor:
-    return states.masked_fill(mask.unsqueeze(-1) == 0, float("-inf")).amax(dim=1)
 
 
 def _pool_mean(states: Tensor, mask: Tensor) -> Tensor:
@@ -51,20 +51,13 @@ def _pool_mean_sqrt_len(states: Tensor, mask: Tensor) -> Tensor:
     return (states * mask.unsqueeze(-1)).sum(dim=1) / total.sqrt()
 
 
-def _pool_weighted_mean(states: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean with weights 1, 2, 3, …; tokens after an excluded prompt keep their weights."""
-    weights = mask * torch.arange(1, mask.shape[1] + 1, device=mask.device, dtype=mask.dtype)
-    return (states * weights.unsqueeze(-1)).sum(dim=1) / weights.sum(dim=1, keepdim=True).clamp(
-        min=SMALLEST_WEIGHT
-    )
-
-
 POOLINGS: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
     CLS: _pool_first,
-    MAX: _pool_max,
+    MAX: lambda states, mask: states.masked_fill(mask.unsqueeze(-1) == 0, float("-inf")).amax(dim=1),
     MEAN: _pool_mean,
     MEAN_SQRT_LEN: _pool_mean_sqrt_len,
-    WEIGHTED_MEAN: _pool_weighted_mean,
+    # Tokens after an excluded prompt keep their weights.
+    WEIGHTED_MEAN: lambda states, mask: _pool_mean(states, _weigh(mask)),
     LAST_TOKEN: _pool_last,
 }
 
