@@ -114,8 +114,7 @@ def _read_chat(
     text = path.read_text(encoding="utf-8") if path.is_file() else config.find("chat_template")
     if not isinstance(text, str):
         raise ValueError(f"it has no chat template in {files.directory}")
-    tokens = {key: config.find(key) for key in config.values if key.endswith("_token")}
-    context = {key: each["content"] if isinstance(each, dict) else each for key, each in tokens.items()}
+    context = {key: config.token(key) for key in config.values if key.endswith("_token")}
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )

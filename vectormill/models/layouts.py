@@ -28,8 +28,8 @@ def read_model_card(
     """
     entry = entry or ModelEntry(path=str(directory))
     files = ModelFiles(name, directory, entry, needs_weights, must_encode)
-    is_static = find_static_folder(files) is not None
-    if not is_static and not (directory / gliner.CONFIG_FILE).is_file():
+    folder = find_static_folder(files)
+    if folder is None and not (directory / gliner.CONFIG_FILE).is_file():
         card = read_transformer_card(files)
     else:
         require_template(name, None, entry.template)
@@ -37,7 +37,7 @@ def read_model_card(
             raise ModelError(
                 f"The model {name!r} is of a kind into which no adapter can be merged; remove {entry.adapter!r}."
             )
-        card = read_static_card(files) if is_static else gliner.read_gliner_card(files)
+        card = gliner.read_gliner_card(files) if folder is None else read_static_card(files, folder)
     return replace(
         card,
         default_dimensions=files.encoder.take("truncate_dim", 0, least=1),

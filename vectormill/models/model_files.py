@@ -1,7 +1,7 @@
 """The small files of a model, each read when it is needed, and its registry entry. Reads no weights, loads no torch."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -284,13 +284,10 @@ class ModelFiles:
     def find_special(self, *roles: str) -> tuple[int, ...]:
         """Return the ids of those special tokens, such as mask_token, that the tokenizer has."""
         files = (self.read("tokenizer_config.json"), self.read("special_tokens_map.json"))
-        values = [next((file.find(role) for file in files if role in file.values), None) for role in roles]
-        texts = [value.get("content") if isinstance(value, dict) else value for value in values]
-        return tuple(self.tokens[text] for text in texts if isinstance(text, str) and text in self.tokens)
+        texts = [next((file.token(role) for file in files if role in file.values), "") for role in roles]
+        return tuple(self.tokens[text] for text in texts if text in self.tokens)
 
-    def read_shape(
-        self, config: Stored, prefix: str = "", *, dense: Iterable[DenseLayer] = (), has_head: bool = False
-    ) -> ModelShape:
+    def read_shape(self, config: Stored, prefix: str = "", *, has_head: bool = False) -> ModelShape:
         """Return the shape by a transformer's configuration and its tensors, whose names may have a `prefix`."""
 
         def find(*keys: str) -> int:
@@ -307,7 +304,6 @@ class ModelFiles:
             intermediate_size=find("intermediate_size", "hidden_dim", "d_ff", "ffn_dim"),
             vocab_size=find("vocab_size"),
             model_type=config.take("model_type", ""),
-            dense_values=sum(layer.num_outputs * (layer.num_inputs + layer.has_bias) for layer in dense),
         )
         floats = {
             name.removeprefix(prefix): each.shape for name, each in self.headers.items() if each.is_float

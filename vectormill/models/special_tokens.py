@@ -44,7 +44,7 @@ def read_special_tokens(files: ModelFiles) -> SpecialTokens:
     with naming("tokenizer.json", name):
         prefix, suffix = _read_template(files.read("tokenizer.json").take("post_processor", {}))
     wanted = [key for key in ("add_bos_token", "add_eos_token") if config.take(key, False)]
-    bos, eos = (_content(config.find(key)) for key in ("bos_token", "eos_token"))
+    bos, eos = config.token("bos_token"), config.token("eos_token")
     lacking = [bos] if "add_bos_token" in wanted and bos and bos not in prefix else []
     lacking += [eos] if "add_eos_token" in wanted and eos and eos not in suffix else []
     if not lacking:
@@ -77,10 +77,6 @@ def _find_code(config: Stored) -> list[str]:
     classes = told.get("AutoTokenizer") or [] if isinstance(told, dict) else told
     names = [classes] if isinstance(classes, str) else classes
     return [str(each).rpartition("--")[2] for each in names if each]
-
-
-def _content(token: Any) -> str:
-    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
 
 
 def _read_template(processor: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -34,10 +34,11 @@ def find_static_folder(files: ModelFiles) -> str | None:
     return "" if files.read("config.json").take("model_type", "") == MODEL_TYPE else None
 
 
-def read_static_card(files: ModelFiles) -> ModelCard:
-    """Return the card. The header of the table is always read: no other file has the dimension.
+def read_static_card(files: ModelFiles, folder: str) -> ModelCard:
+    """Return the card of a model whose table is in this folder.
 
-    Its limit of tokens is a default, not a property. Raise ModelError if the table cannot be read.
+    The header of the table is always read: no other file has the dimension. Its limit of tokens is a default, not a
+    property. Raise ModelError if the table cannot be read.
     """
     name, entry = files.name, files.entry
     if entry.pooling is not None and parse_pooling(entry.pooling) != (MEAN,):
@@ -47,7 +48,6 @@ def read_static_card(files: ModelFiles) -> ModelCard:
             f"The model {name!r} is made of {', '.join(files.kinds)} in modules.json. Only Normalize may follow "
             f"{files.kinds[0]}."
         )
-    folder = find_static_folder(files) or ""
     files.require_inside(folder)
     table, dimension, num_parameters = _read_table(files, folder)
     if not (files.directory / folder / "tokenizer.json").is_file():

@@ -58,6 +58,11 @@ class Stored:
             raise self.refuse(key, "must be a text, or a list of texts")
         return tuple(listed)
 
+    def token(self, key: str) -> str:
+        """Return the text of a token, which may be an object with its `content`; empty if there is none."""
+        value = self.find(key)
+        return str((value.get("content") if isinstance(value, dict) else value) or "")
+
     def inner(self, key: str) -> "Stored":
         """Return the object below a key, empty if there is none. Raise ModelError for anything else."""
         return Stored(self.take(key, {}), f"{self.place}, {key}", self.model, self.taken)

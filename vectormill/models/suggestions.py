@@ -35,42 +35,30 @@ class Suggestion:
         return f"vectormill models add {f'./{self.name}' if self.conversion else self.hub_name}"
 
 
+OUTPUTS_TEST: Final = "contract/test_representations_agree.py"
+CLASSIFIERS_TEST: Final = "contract/test_classifiers_agree.py"
 # The first row of a need is the one that a refusal names.
 SUGGESTIONS: Final = (
-    Suggestion(
-        EMBED, "vectors of texts", "BAAI/bge-m3", "FlagEmbedding", "contract/test_representations_agree.py"
-    ),
-    Suggestion(
-        SPARSE, "sparse vectors", "BAAI/bge-m3", "FlagEmbedding", "contract/test_representations_agree.py"
-    ),
+    Suggestion(EMBED, "vectors of texts", "BAAI/bge-m3", "FlagEmbedding", OUTPUTS_TEST),
+    Suggestion(SPARSE, "sparse vectors", "BAAI/bge-m3", "FlagEmbedding", OUTPUTS_TEST),
     # First the model that has every output, since a refusal may be of several.
-    Suggestion(
-        MULTI_VECTOR,
-        "a vector for each token",
-        "BAAI/bge-m3",
-        "FlagEmbedding",
-        "contract/test_representations_agree.py",
-    ),
+    Suggestion(MULTI_VECTOR, "a vector for each token", "BAAI/bge-m3", "FlagEmbedding", OUTPUTS_TEST),
     Suggestion(
         MULTI_VECTOR,
         "a vector for each token, and no other output",
         "colbert-ir/colbertv2.0",
         "colbert-ai",
-        "contract/test_representations_agree.py",
+        OUTPUTS_TEST,
     ),
     Suggestion(
-        JUDGE,
-        "scores of pairs",
-        "cross-encoder/ms-marco-MiniLM-L6-v2",
-        "transformers",
-        "contract/test_classifiers_agree.py",
+        JUDGE, "scores of pairs", "cross-encoder/ms-marco-MiniLM-L6-v2", "transformers", CLASSIFIERS_TEST
     ),
     Suggestion(
         JUDGE,
         "labels of single texts",
         "papluca/xlm-roberta-base-language-detection",
         "transformers",
-        "contract/test_classifiers_agree.py",
+        CLASSIFIERS_TEST,
     ),
     Suggestion(
         EXTRACT,

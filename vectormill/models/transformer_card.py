@@ -31,7 +31,6 @@ from vectormill.models.poolings import (
     read_pooling_module,
 )
 from vectormill.models.special_tokens import read_special_tokens, require_final_token
-from vectormill.models.stored import Stored
 
 # RexUniNLU: the architecture of its configuration, and the tensors of its head.
 REXUNINLU_TYPE: Final = "deberta-v2"
@@ -80,8 +79,13 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
         if classifier is None and LAST_TOKEN in pooling.modes:
             require_final_token(name, special)
     text_config = config.inner("text_config") if config.values.get("text_config") else config
-    dense = _read_dense(files, text_config, len(pooling.modes)) if heads.has_dense else ()
-    dimension = dense[-1].num_outputs if dense else _find_width(files, text_config) * len(pooling.modes)
+    num_words = 0 if classifier is None else classifier.num_words
+    shape = files.read_shape(text_config, has_head=classifier is not None and not num_words)
+    if not shape.hidden_size:
+        raise ModelError(f"The config.json of model {name!r} has no hidden_size; it is not a text encoder.")
+    width = shape.hidden_size * len(pooling.modes)
+    dense = _read_dense(files, width) if heads.has_dense else ()
+    dimension = dense[-1].num_outputs if dense else width
     if classifier is not None:
         dimension = len(classifier.labels)
     window, usual = files.find_window(text_config)
@@ -109,13 +113,12 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
     similarity, remark = files.read_similarity(has_unit_length=normalize)
     notes += remark if is_embedder and heads.has_dense else ()
     truncates_left = files.read("tokenizer_config.json").take("truncation_side", "right") == "left"
-    num_words = 0 if classifier is None else classifier.num_words
-    shape = files.read_shape(text_config, dense=dense, has_head=classifier is not None and not num_words)
+    own_values = sum(layer.num_outputs * (layer.num_inputs + layer.has_bias) for layer in dense)
+    own_values += shape.hidden_size * num_words  # the rows of the words are the head
     shape = replace(
         shape,
         model_type="bert" if is_structbert(config) else shape.model_type,
-        dense_values=shape.hidden_size * num_words
-        or shape.dense_values,  # the rows of the words are the head
+        dense_values=own_values or shape.dense_values,
         is_extractor=is_extractor,
     )
     return ModelCard(
@@ -221,20 +224,9 @@ def _find_pooling(
     return own if files.pooling is None else replace(own, modes=parse_pooling(files.pooling))
 
 
-def _find_width(files: ModelFiles, config: Stored) -> int:
-    """Return the width of the hidden states. Raise ModelError if the configuration does not tell."""
-    width = config.find("hidden_size", "d_model", "dim")
-    if not isinstance(width, int):
-        raise ModelError(
-            f"The config.json of model {files.name!r} has no hidden_size; it is not a text encoder."
-        )
-    return width
-
-
-def _read_dense(files: ModelFiles, config: Stored, num_modes: int) -> tuple[DenseLayer, ...]:
-    """Return the Dense modules, which change the pooled vectors. Raise ModelError if one does not fit."""
+def _read_dense(files: ModelFiles, width: int) -> tuple[DenseLayer, ...]:
+    """Return the Dense modules, which change pooled vectors of this width. Raise ModelError if one does not fit."""
     layers = tuple(files.read_dense(folder, "sentence_embedding") for folder in files.list_dense())
-    width = _find_width(files, config) * num_modes
     for layer in layers:
         if layer.num_inputs != width:
             raise ModelError(
