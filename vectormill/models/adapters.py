@@ -7,7 +7,7 @@ weight (https://arxiv.org/abs/2106.09685). jinaai/jina-embeddings-v3-hf has one 
 import math
 from typing import Final
 
-from vectormill.domain.errors import ModelError, UnsupportedModel
+from vectormill.domain.errors import UnsupportedModel
 from vectormill.models.model_card import Adapter
 from vectormill.models.model_files import ModelFiles
 from vectormill.models.weights import ADAPTER_CONFIG
@@ -45,8 +45,6 @@ def read_adapter(files: ModelFiles, wanted: str) -> Adapter:
             f"The adapter {wanted!r} of model {name!r} is not a plain LoRA"
             f"{' (' + ', '.join(flaws) + ')' if flaws else ''}, which is the only kind that is merged."
         )
-    rank = config.take("r", 0, least=1)
-    if not rank:
-        raise ModelError(f"{config.place} of model {name!r} has no r, the rank of its matrices.")
+    rank = config.count("r")
     alpha = float(config.take("lora_alpha", 0.0))
     return Adapter(wanted, alpha / (math.sqrt(rank) if config.take("use_rslora", False) else rank))

@@ -80,14 +80,11 @@ def read_gliner_config(files: ModelFiles) -> GlinerConfig:
         raise UnsupportedModel(
             f"The GLiNER {name!r} has an encoder of the architecture {family!r}, which is not supported."
         )
-    sizes = {key: config.take(key, 0, least=1) for key in ("hidden_size", "max_width", "max_len")}
-    if lacking := [key for key, size in sizes.items() if not size]:
-        raise ModelError(f"{CONFIG_FILE} of model {name!r} has no {lacking[0]}.")
     return GlinerConfig(
         encoder=encoder,
-        hidden_size=sizes["hidden_size"],
-        max_width=sizes["max_width"],
-        max_words=sizes["max_len"],
+        hidden_size=config.count("hidden_size"),
+        max_width=config.count("max_width"),
+        max_words=config.count("max_len"),
         num_rnn_layers=config.take("num_rnn_layers", 1, least=0),
         marker=config.take("ent_token", "<<ENT>>"),
         separator=config.take("sep_token", "<<SEP>>"),

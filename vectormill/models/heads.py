@@ -71,7 +71,8 @@ def read_heads(files: ModelFiles) -> Heads:
             if pooling is None:
                 files.named.append(SPLADE)
             note = "It has no modules.json: the largest weight of a word is used, as SPLADE's authors do."
-            return Heads((SPARSE,), SparseHead(), sparse_dimensions=_count_words(files), notes=(note,))
+            size = files.config.count("vocab_size")
+            return Heads((SPARSE,), SparseHead(), sparse_dimensions=size, notes=(note,))
     if pooling == SPLADE:
         raise UnsupportedModel(
             f"The model {files.name!r} cannot be used with the pooling {SPLADE}: it is no …ForMaskedLM."
@@ -92,7 +93,7 @@ def _read_splade_modules(files: ModelFiles) -> Heads:
     files.expect(config, "pooling_strategy", "max", "sum")
     files.expect(config, "activation_function", "relu", "log1p_relu")
     head = SparseHead(sums=strategy == "sum", num_logs=2 if activation == "log1p_relu" else 1)
-    return Heads((SPARSE,), head, sparse_dimensions=_count_words(files))
+    return Heads((SPARSE,), head, sparse_dimensions=files.config.count("vocab_size"))
 
 
 def _read_linear_heads(files: ModelFiles) -> Heads:
@@ -107,7 +108,7 @@ def _read_linear_heads(files: ModelFiles) -> Heads:
         outputs,
         SparseHead(sparse.name, left_out) if sparse else None,
         TokenHead(file=colbert.name, skips_first=True) if colbert else None,
-        _count_words(files) if sparse else 0,
+        files.config.count("vocab_size") if sparse else 0,
         read_header(colbert)["weight"].shape[0] if colbert else 0,
     )
 
@@ -266,12 +267,3 @@ def _find_filler(files: ModelFiles, token: str | None) -> int:
             f"The model {files.name!r} fills up queries with {token or 'mask tokens'}, which its tokenizer lacks."
         )
     return int(found[0] or 0) if found else 0
-
-
-def _count_words(files: ModelFiles) -> int:
-    size = files.config.take("vocab_size", 0, least=1)
-    if not size:
-        raise ModelError(
-            f"The config.json of model {files.name!r} has no vocab_size, which sparse weights need."
-        )
-    return size

@@ -208,9 +208,7 @@ class ModelFiles:
             raise UnsupportedModel(
                 str(told.refuse("activation_function", f"must be one of torch.nn's {', '.join(ACTIVATIONS)}"))
             )
-        num_inputs, num_outputs = (told.take(key, 0, least=1) for key in ("in_features", "out_features"))
-        if not num_inputs or not num_outputs:
-            raise ModelError(f"{told.place} of model {self.name!r} has no in_features or no out_features.")
+        num_inputs, num_outputs = told.count("in_features"), told.count("out_features")
         has_bias, has_residual = told.take("bias", True), told.take("use_residual", False)
         return DenseLayer(folder, num_inputs, num_outputs, has_bias, activation, has_residual)
 

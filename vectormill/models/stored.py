@@ -50,6 +50,13 @@ class Stored:
         fit: T = value
         return fit
 
+    def count(self, key: str) -> int:
+        """Return a whole number from 1. Raise ModelError if there is none."""
+        number = self.take(key, 0, least=1)
+        if not number:
+            raise ModelError(f"{self.place} of model {self.model!r} has no {key}.")
+        return number
+
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of texts, or a single one as a list. Raise ModelError for anything else."""
         value = self.find(key)
