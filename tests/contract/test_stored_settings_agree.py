@@ -765,18 +765,12 @@ OTHER_TRANSFORMERS: Final = {
         {"module_output_name": [Case("scores", no_effect="as all such models")]},
     ),
 }
-# What is not compared yet, by the class: the reader that computes or refuses it is to come.
-UNDECIDED: Final[Mapping[str, Collection[str]]] = {
-    "Transformer": {"processor_kwargs"},
-    "Transformer of a SparseEncoder": {"processor_kwargs"},
-    "tokenizer_config.json": {"truncation_side"},
-}
 TABLE: Final = {each.__name__: told for each, told in CLASSES.items()} | OTHER_TRANSFORMERS
 CASES: Final = [
     pytest.param(told, argument, case, id=f"{name}-{argument}-{case.value!r:.60}{'-written' * case.written}")
     for name, told in TABLE.items()
     for argument, cases in told.cases.items()
-    if not isinstance(cases, str) and argument not in UNDECIDED.get(name, ())
+    if not isinstance(cases, str)
     for case in cases
 ]
 
@@ -811,11 +805,7 @@ def test_what_is_stored_is_computed_or_refused(
 
 @pytest.mark.parametrize(
     "written",
-    [
-        pytest.param(each, id=f"{each.file}-{each.changes!r:.70}")
-        for each in WRITTEN
-        if not each.changes.keys() & set(UNDECIDED.get(each.file, ()))
-    ],
+    [pytest.param(each, id=f"{each.file}-{each.changes!r:.70}") for each in WRITTEN],
 )
 def test_what_older_releases_and_others_store_is_computed_or_refused(
     written: Written, plain: Any, tmp_path: Path, cache_dir: Path

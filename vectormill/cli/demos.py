@@ -346,13 +346,15 @@ def choose_model(
         entries = {name: entry.options for name, entry in models.items()}
         variables = {f"{PREFIX}MODELS": json.dumps(entries)}
     own = {name: value for name, value in demo.options.items() if name != "collection"}
+    if model is None and DEFAULT_MODEL not in Registry(models).names():
+        return model, variables  # the start of the service says which package to install
     try:
         make_spec(Registry(models).card(model or DEFAULT_MODEL), EncodingOptions(task=demo.task, **own))
     except InvalidOption as error:
         row = next((row for row in SUGGESTIONS if row.command in str(error)), None)
         if row is None:
             raise
-        way = f"--outputs {shlex.quote(own['outputs'])}" if "outputs" in own else f"--task {demo.task}"
-        again = f"vectormill demo {way} --model {row.name}"
+        way = ["--outputs", own["outputs"]] if "outputs" in own else ["--task", demo.task]
+        again = shlex.join(["vectormill", "demo", *way, "--model", row.name])
         raise InvalidOption(f"{error} Then run `{again}`.") from None
     return model, variables

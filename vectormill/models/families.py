@@ -54,7 +54,8 @@ class Family:
     queued (tests/contract/test_no_waiting.py). If `is_causal`, no token attends to later ones, where the
     padding is, unless the configuration says `is_causal: false`. If `needs_mask`, a forward pass without a
     mask would search for padding, or for the bounds of packed sequences, on the device. If `has_offset`,
-    position embeddings start after the padding id, so that the table has two unused rows. If `counts_itself`,
+    position embeddings start after the padding id, so that the table has two unused rows; MPNet's `padding_id` is 1
+    whatever its configuration says. If `counts_itself`,
     the window of a layer that looks both ways includes the token itself on either side. If `overflows_fp16`, its hidden
     states exceed 65,504, the largest number of fp16.
 
@@ -73,6 +74,7 @@ class Family:
     is_causal: bool = False
     needs_mask: bool = False
     has_offset: bool = False
+    padding_id: int | None = None
     counts_itself: bool = False
     overflows_fp16: bool = False
     encoder: str = ""
@@ -221,7 +223,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
             bare={"ModernBertModel": _CONVENTION},
             layout=_MODERNBERT,
         ),
-        Family("mpnet", packing_obstacle=_RELATIVE, has_offset=True, bare={"MPNetModel": _CONVENTION}),
+        Family(
+            "mpnet",
+            packing_obstacle=_RELATIVE,
+            has_offset=True,
+            padding_id=1,
+            bare={"MPNetModel": _CONVENTION},
+        ),
         Family("mt5", packing_obstacle=_RELATIVE, never_waits=False, encoder="MT5EncoderModel"),
         Family("nomic_bert", FROM_ZERO, bare={"NomicBertModel": _NOMIC}),
         _decoder("qwen2"),

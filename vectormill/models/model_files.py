@@ -317,8 +317,10 @@ class ModelFiles:
         bounds = [most, config.take("max_position_embeddings", 0)]
         tables = [each for name, each in self.headers.items() if name.endswith(POSITION_TABLES)]
         bounds += [each.shape[0] for each in tables]
-        if find_family(config.take("model_type", "")).has_offset:
-            offset = config.take("pad_token_id", 0) + 1
+        family = find_family(config.take("model_type", ""))
+        if family.has_offset:
+            padding_id = config.take("pad_token_id", 0) if family.padding_id is None else family.padding_id
+            offset = padding_id + 1
             bounds[1:] = [bound - offset for bound in bounds[1:]]
         rope = config.inner("rope_parameters" if config.values.get("rope_parameters") else "rope_scaling")
         if rope.find("rope_type", "type") in SCALED_BY_LENGTH:

@@ -61,12 +61,15 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
     """
     if path.suffix != SAFETENSORS:
         return _read_pickled(path)
-    header: dict[str, Any] = json.loads(read_header_bytes(path)[0])
-    return {
-        name: TensorHeader(entry["dtype"], tuple(entry["shape"]))
-        for name, entry in header.items()
-        if name != _METADATA
-    }
+    try:
+        header: dict[str, Any] = json.loads(read_header_bytes(path)[0])
+        return {
+            name: TensorHeader(str(entry["dtype"]), tuple(int(size) for size in entry["shape"]))
+            for name, entry in header.items()
+            if name != _METADATA
+        }
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, struct.error) as error:
+        raise ModelError(f"The file {path} is damaged: its header lists no tensors ({error!r}).") from error
 
 
 def read_header_bytes(path: Path) -> tuple[bytes, int]:
@@ -78,6 +81,8 @@ def read_header_bytes(path: Path) -> tuple[bytes, int]:
         return json.dumps({name: each.shape for name, each in read_header(path).items()}).encode(), 0
     with path.open("rb") as file:
         size = struct.unpack("<Q", file.read(8))[0]
+        if size > path.stat().st_size:
+            raise ValueError("it would be longer than the file; fetch a pointer of Git LFS by `git lfs pull`")
         return file.read(size), 8 + size
 
 
