@@ -13,7 +13,6 @@ from typing import Any, Final, Self, TypedDict, Unpack
 from vectormill.collections.collection import AUTO, NO_INDEX
 from vectormill.domain.encoding import BINARY, COSINE, DOT, FLOAT16, FLOAT32, INT8, EncodingSpec
 from vectormill.domain.errors import InvalidOption
-from vectormill.vectors.vector_types import choose_vector_type
 
 KIB: Final = 1 << 10  # the unit of maintenance_work_mem
 MIB: Final = 1 << 20
@@ -100,6 +99,9 @@ COMPARISONS: Final[Mapping[tuple[str, str], VectorComparison]] = {
 
 def choose_comparison(spec: EncodingSpec) -> VectorComparison:
     """Return how the dense vectors of a collection of this spec are compared."""
+    # Imported here, because a client reads the bounds of settings, and loads no numpy.
+    from vectormill.vectors.vector_types import choose_vector_type
+
     found = COMPARISONS[choose_vector_type(spec, in_collection=True).name, spec.similarity]
     query_type, score = (each.format(dimensions=spec.dimensions) for each in (found.query_type, found.score))
     return replace(found, query_type=query_type, score=score)
