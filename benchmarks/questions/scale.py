@@ -5,6 +5,7 @@ collection, the other names a Parquet file and writes Parquet parts, next to it.
 """
 
 import statistics
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -18,12 +19,14 @@ from benchmarks.ours import MODEL
 from benchmarks.questions.host import OTHERS, PROCESSES, Bench, count_seconds
 from benchmarks.tables import NUMBER, RATIO, Report, Spread, Table, at_least, tabulate
 from benchmarks.texts import ExactTexts
-from vectormill.cli.objects_demo import wait_until_closed
 from vectormill.cli.stack import workplace
 from vectormill.client import Client
 from vectormill.jobs.operations import JobBody
 
 NUM_TEXTS: Final = 100_000
+# The states of an output in which its manifest has been written.
+CLOSED: Final = ("closed", "sweeping", "swept")
+CLOSE_SECONDS: Final = 60.0
 NUM_TOKENS: Final = 16
 ROWS_PER_GROUP: Final = 20_000
 COLLECTION: Final = "into a collection"
@@ -74,7 +77,11 @@ def run_by_reference(bench: Bench, folder: Path, texts: list[str]) -> dict[str, 
         return job
 
     found = bench.measure(submit)
-    wait_until_closed(bench.client, jobs[0]["id"])
+    until = time.monotonic() + CLOSE_SECONDS
+    while (output := bench.client.job(jobs[0]["id"])["output"]) is not None and output["state"] not in CLOSED:
+        if time.monotonic() > until:
+            raise BenchmarkFailed(f"The manifest of {output['url']} is not there.")
+        time.sleep(0.25)
     num_rows = sum(pq.read_metadata(path).num_rows for path in (folder / "vectors").glob("part-*.parquet"))
     if num_rows < len(texts):
         raise BenchmarkFailed(f"There are {num_rows:,} rows of {len(texts):,}.")

@@ -1,11 +1,10 @@
 """The command demo, which runs a whole job on the docstrings of the running Python's standard library."""
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
 
 import typer
@@ -34,7 +33,6 @@ DemoTask = Literal["embed", "score", "extract"]
     app,
     "vectormill demo --keep",
     "vectormill demo --reindex",
-    "vectormill demo --to ./vectors",
     "vectormill demo --outputs dense,sparse,multi_vector --model ./bge-m3",
     "vectormill demo --task score --model ./bge-reranker-base",
     "vectormill demo --task extract --model ./gliner_small-v2.1",
@@ -50,7 +48,6 @@ def demo(
     items: int | None = None,
     outputs: str | None = None,
     reindex: bool = False,
-    to: Path | None = None,
     json: bool = False,
 ) -> None:
     """Encode every docstring of the standard library, search them, and leave nothing running.
@@ -68,7 +65,6 @@ def demo(
         items (N, from 2): Submit N items instead of the demo's default.
         outputs (LIST): Compute several outputs of each text instead, separated by commas: dense, sparse and
             multi_vector. Name a --model that has them.
-        to (DIR): Encode from Parquet to Parquet instead: write texts and vectors into this empty folder.
         reindex: Show how a table is kept searchable instead: index it, change it, index it again.
     """
     from vectormill.client import Client
@@ -78,17 +74,9 @@ def demo(
             "demo --reindex encodes a whole table in the embedded Postgres: it cannot be combined with --task, "
             "--items or --api-url."
         )
-    if to is not None and (task != EMBED or reindex or api_url is not None):
-        raise InvalidOption(
-            "demo --to encodes texts in a folder that its own service can reach: leave out --task, --reindex and "
-            "--api-url."
-        )
-    if outputs is not None and (task != EMBED or reindex or to is not None):
-        raise InvalidOption("demo --outputs is a demo of its own: leave out --task, --reindex and --to.")
+    if outputs is not None and (task != EMBED or reindex):
+        raise InvalidOption("demo --outputs is a demo of its own: leave out --task and --reindex.")
     place = _Place(data_dir, keep, api_url, model)
-    if to is not None:
-        _encode_to(place, to, items, is_json=json)
-        return
     if reindex:
         _keep_searchable(place, is_json=json)
         return
@@ -126,9 +114,7 @@ def _service(place: _Place, demo: TaskDemo) -> "Iterator[tuple[str | None, Calla
 
 
 @contextmanager
-def _workplace(
-    place: _Place, demo: TaskDemo, variables: Mapping[str, str] = MappingProxyType({})
-) -> "Iterator[tuple[Path, str | None, Callable[[], str]]]":
+def _workplace(place: _Place, demo: TaskDemo) -> "Iterator[tuple[Path, str | None, Callable[[], str]]]":
     """Start a stack; yield its data directory, its model's name, and a function that waits for the API's URL."""
     from vectormill.cli.stack import Stack, workplace
     from vectormill.settings import load_settings
@@ -138,7 +124,7 @@ def _workplace(
     name, models = choose_model(demo, place.model, settings)
     with (
         workplace(place.data_dir, place.keep) as directory,
-        Stack(directory, name, variables={**models, **variables}) as stack,
+        Stack(directory, name, variables=models) as stack,
     ):
         tell(f"Starting Postgres, Valkey, API, scheduler, worker, indexer and Flower in {directory} …")
         yield directory, name, stack.wait_until_ready
@@ -148,20 +134,6 @@ def _workplace(
         )
     else:
         tell("Next: `vectormill up` starts a service that stays, and says how to encode your own texts.")
-
-
-def _encode_to(place: _Place, folder: Path, num_texts: int | None, *, is_json: bool) -> None:
-    """Run the demo of object storage. Raise CommandFailed if the output does not have a row for each text."""
-    from vectormill.cli import objects_demo
-    from vectormill.client import Client
-    from vectormill.settings import PREFIX
-
-    folder = objects_demo.prepare_folder(folder)
-    variables = {f"{PREFIX}SOURCE_ROOT": str(folder), f"{PREFIX}OUTPUT_ROOT": str(folder)}
-    with _workplace(place, DEMOS[EMBED], variables) as (_, name, wait_until_ready):
-        texts = list(DEMOS[EMBED].list_items(num_texts))
-        with Client(wait_until_ready()) as client:
-            objects_demo.run_objects_demo(client, folder, texts, name, is_json=is_json)
 
 
 def _keep_searchable(place: _Place, *, is_json: bool) -> None:
