@@ -186,26 +186,25 @@ class StaticTable:
 class ModelCard:
     """The facts about a model that are known before its weights are loaded.
 
-    `pooling` holds the names from POOLING_NAMES whose vectors are concatenated. `dense` are the
-    Dense modules that follow, in folders relative to `path`. `dimension` is the length of the vectors after both, of
-    which a job gets the first `default_dimensions` unless it asks for another number; 0 means all. Of a text that is
-    too long, the beginning is left out if the model `truncates_left`, else the end.
-    `default_prompt` is the prompt's text. A model with a `classifier` returns a number for each label instead
-    of a vector: `dimension` is their count, and `pooling` is the state that its head reads. An `extractor`,
-    REXUNINLU or GLINER, returns records and has dimension 0. `outputs` are what an embedding model can compute,
-    the usual one first: `dimension` is the length of dense vectors, `sparse_dimensions` the size of the
-    vocabulary that sparse weights belong to, and `token_dimensions` the length of the vectors of tokens;
-    `sparse_head` and `token_head` say how these are made. A model with a `static` table has no transformer.
-    `gliner` is the configuration of such an
-    extractor. `special` are the special tokens around a text, and `shape` is what
-    plans need.
-    `model_type` names its family in `families`, and is empty if its layout has none. `unread` names the trained
-    head that is ignored because the user gave a pooling. `unprompted` is a warning about texts encoded without a
-    prompt, if the authors want one, and `similarity` is how they compare vectors, COSINE or DOT. `notes` are sentences
-    for people. `named` are facts that
+    `pooling` holds the names from POOLING_NAMES whose vectors are concatenated. `dense` are the Dense modules that
+    follow, in folders relative to `path`. `dimension` is the length of the vectors after both, of which a job gets the
+    first `default_dimensions` unless it asks for another number; 0 means all. Of a text that is too long, the beginning
+    is left out if the model `truncates_left`, else the end. `default_prompt` is the prompt's text.
+
+    A model with a `classifier` returns a number for each label instead of a vector: `dimension` is their count, and
+    `pooling` is the state that its head reads. An `extractor`, REXUNINLU or GLINER, returns records and has dimension
+    0; `gliner` is the configuration of the latter. `outputs` are what an embedding model can compute, the usual one
+    first: `dimension` is the length of dense vectors, `sparse_dimensions` the size of the vocabulary that sparse
+    weights belong to, and `token_dimensions` the length of the vectors of tokens; `sparse_head` and `token_head` say
+    how these are made. A model with a `static` table has no transformer.
+
+    `special` are the special tokens around a text, and `shape` is what plans need. `model_type` names its family in
+    `families`, and is empty if its layout has none. `unread` names the trained head that is ignored because the user
+    gave a pooling. `unprompted` is a warning about texts encoded without a prompt, if the authors want one, and
+    `similarity` is how they compare vectors, COSINE or DOT. `notes` are sentences for people. `named` are facts that
     come from the name of the model's directory instead of a file, so that the revision ends with them. `flaws` say
-    which settings of its files cannot be
-    honoured, so that no new job is accepted, and `settings` are those that are, each with its file.
+    which settings of its files cannot be honoured, so that no new job is accepted, and `settings` are those that are,
+    each with its file.
 
     `aliases` are former names of `revision`, under which specs of this model may be stored. `rereads` are sentences
     about settings of the model's files that former releases skipped, and that change vectors.
