@@ -6,6 +6,7 @@ Each small file of a model of each kind is damaged as a whole, and each value in
 import json
 import shutil
 import signal
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -188,6 +189,47 @@ def test_a_value_of_another_type_is_read_or_refused(kind: str, models: Path) -> 
                     flaws[name, place, repr(value)] = flaw
         path.write_text(content)
     assert not flaws, f"{len(flaws)} of {count}"
+
+
+HEADERS: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "pointer of Git LFS": lambda _: POINTER,
+    "empty": lambda _: b"",
+    "cut in the length": lambda content: content[:5],
+    "cut in the header": lambda content: content[:40],
+    "length beyond the file": lambda content: struct.pack("<Q", len(content) * 2) + content[8:],
+    "huge length": lambda content: struct.pack("<Q", 2**63) + content[8:],
+    "length 0": lambda content: struct.pack("<Q", 0) + content[8:],
+    **{
+        f"header {text[:20]!r}": lambda content, text=text: struct.pack("<Q", len(text)) + text + content[8:]
+        for text in (
+            b"[]",
+            b"null",
+            b"{",
+            b'{"a": 1}',
+            b'{"a": {}}',
+            b'{"a": {"dtype": 1, "shape": [1], "data_offsets": [0, 4]}}',
+            b'{"a": {"dtype": "F32", "shape": "x", "data_offsets": [0, 4]}}',
+            b'{"a": {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 4]}}',
+            b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
+            b"\xff\xfe{}",
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_whose_header_is_damaged_are_named(kind: str, models: Path) -> None:
+    directory, options = models / kind, KINDS[kind][1]
+    flaws = {}
+    for path in sorted(directory.rglob("*.safetensors")):
+        name, content = str(path.relative_to(directory)), path.read_bytes()
+        for damage, make in HEADERS.items():
+            for more in ({}, {"revision": "r"}):
+                path.write_bytes(make(content))
+                if flaw := find_flaw(directory, name, options, **more):
+                    flaws[name, damage] = flaw
+        path.write_bytes(content)
+    assert not flaws
 
 
 def test_a_damaged_model_leaves_the_others_alone(models: Path, tmp_path: Path) -> None:

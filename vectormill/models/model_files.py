@@ -177,7 +177,7 @@ class ModelFiles:
             stored = self._read[f"modules.json, {number}"] = Stored(
                 values if isinstance(values, dict) else {}, f"modules.json, {number}", self.name
             )
-            if not stored.take("type", "") or "path" not in stored.values:
+            if not stored.take("type", "") or stored.values.get("path") is None:
                 raise ModelError(
                     f"modules.json of model {self.name!r} has no type or no path for module {number}."
                 )

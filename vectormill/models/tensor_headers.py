@@ -9,7 +9,6 @@ import io
 import json
 import pickle
 import re
-import struct
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -68,7 +67,7 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
             for name, entry in header.items()
             if name != _METADATA
         }
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, struct.error) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ModelError(f"The file {path} is damaged: its header lists no tensors ({error!r}).") from error
 
 
@@ -80,9 +79,13 @@ def read_header_bytes(path: Path) -> tuple[bytes, int]:
     if path.suffix != SAFETENSORS:
         return json.dumps({name: each.shape for name, each in read_header(path).items()}).encode(), 0
     with path.open("rb") as file:
-        size = struct.unpack("<Q", file.read(8))[0]
-        if size > path.stat().st_size:
-            raise ValueError("it would be longer than the file; fetch a pointer of Git LFS by `git lfs pull`")
+        start = file.read(8)
+        size = int.from_bytes(start, "little")
+        if len(start) < 8 or size > path.stat().st_size:
+            raise ModelError(
+                f"The file {path} is damaged: its header would be longer than the file; fetch a pointer of Git LFS by "
+                "`git lfs pull`."
+            )
         return file.read(size), 8 + size
 
 
