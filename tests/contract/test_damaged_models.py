@@ -191,6 +191,10 @@ def test_a_value_of_another_type_is_read_or_refused(kind: str, models: Path) -> 
     assert not flaws, f"{len(flaws)} of {count}"
 
 
+def replace_header(header: bytes, content: bytes) -> bytes:
+    return struct.pack("<Q", len(header)) + header + content[8:]
+
+
 HEADERS: Final[dict[str, Callable[[bytes], bytes]]] = {
     "pointer of Git LFS": lambda _: POINTER,
     "empty": lambda _: b"",
@@ -200,7 +204,7 @@ HEADERS: Final[dict[str, Callable[[bytes], bytes]]] = {
     "huge length": lambda content: struct.pack("<Q", 2**63) + content[8:],
     "length 0": lambda content: struct.pack("<Q", 0) + content[8:],
     **{
-        f"header {text[:20]!r}": lambda content, text=text: struct.pack("<Q", len(text)) + text + content[8:]
+        f"header {text[:20]!r}": partial(replace_header, text)
         for text in (
             b"[]",
             b"null",
