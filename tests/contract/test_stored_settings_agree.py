@@ -290,7 +290,7 @@ CLASSES: Final[Mapping[type, Arguments]] = {
             "init_bias": IN_WEIGHTS,
             "module_input_name": [
                 Case("token_embeddings"),
-                Case("token_embeddings", beside={"place": 1}),
+                Case("token_embeddings", beside={"place": 1}, no_effect=MAY_BE),
             ],
             "module_output_name": [
                 Case("other"),
