@@ -4,7 +4,6 @@ Typer's Rich help is switched off because it doubles the time of --help (0.2 s w
 core).
 """
 
-import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -35,6 +34,7 @@ from vectormill.cli import (
     schedules,
     searches,
     service,
+    settings,
     sources,
     webhooks,
 )
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = Globals()
     if arguments is None:
         exits.prepare_streams()
-        ignore_project()
+        settings.ignore_project()
     code = exits.SUCCESS
     try:
         words = list(sys.argv[1:] if arguments is None else arguments)
@@ -188,17 +188,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None:
         exits.end_streams()
     sys.exit(code)
-
-
-def ignore_project() -> None:
-    """Let this process and its children take nothing from the project in whose folder the command runs.
-
-    A Python child would import the modules of the current folder before ours, and before the standard library's. Celery
-    would use that project's broker in place of ours, and load its configuration.
-    """
-    os.environ["PYTHONSAFEPATH"] = "1"
-    for name in [name for name in os.environ if name.startswith("CELERY_")]:
-        del os.environ[name]
 
 
 def _tell_error(error: BaseException, given: Globals) -> int:
