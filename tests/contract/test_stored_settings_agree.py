@@ -104,6 +104,18 @@ class Case:
     no_effect: str = ""
     least: float = 0.9999
 
+    @property
+    def name(self) -> str:
+        """Return the value in words that are the same in each process; what is no JSON is told by its type."""
+        is_plain = self.value is None or isinstance(
+            self.value, bool | int | float | str | list | tuple | dict
+        )
+        return (
+            f"{self.value!r:.60}"
+            if is_plain and " at 0x" not in repr(self.value)
+            else type(self.value).__name__
+        )
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -767,7 +779,7 @@ OTHER_TRANSFORMERS: Final = {
 }
 TABLE: Final = {each.__name__: told for each, told in CLASSES.items()} | OTHER_TRANSFORMERS
 CASES: Final = [
-    pytest.param(told, argument, case, id=f"{name}-{argument}-{case.value!r:.60}{'-written' * case.written}")
+    pytest.param(told, argument, case, id=f"{name}-{argument}-{case.name}{'-written' * case.written}")
     for name, told in TABLE.items()
     for argument, cases in told.cases.items()
     if not isinstance(cases, str)

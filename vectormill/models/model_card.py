@@ -266,7 +266,8 @@ class ModelCard:
         """Raise UnsupportedModel if its files have a setting that cannot be honoured, with the file and the setting."""
         if self.flaws:
             raise UnsupportedModel(
-                f"The model {self.name!r} would give other results than its authors' code: {' '.join(self.flaws)}"
+                f"The model {self.name!r} would give other results than its authors' code: {' '.join(self.flaws)} To "
+                "use it without these settings, remove them in a copy of its directory, and add that."
             )
 
     def find_shape(self, shapes: Mapping[str, tuple[int, ...]] | None = None) -> ModelShape:

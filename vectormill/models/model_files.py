@@ -257,7 +257,7 @@ class ModelFiles:
             "modules.json": "modules.json",
         }
         skipped = (
-            f"{place} of model {self.name!r} has {key} {shorten(stored.values[key])}, which is not supported for it."
+            f"{place} of model {self.name!r} has {key} {shorten(stored.values[key])}, which Vectormill does not know."
             for place, stored in self._read.items()
             if (kind := kinds.get(place.partition(", ")[0])) is not None
             for key in stored.list_rest({**VERSIONS, **WITHOUT_INFLUENCE.get(kind, {})})

@@ -79,21 +79,21 @@ class Stored:
         for key in keys:
             value = self.values.get(key)
             if value is not None:
-                self.taken[self.place, key] = value
+                self.taken.setdefault((self.place, key), value)
                 return value
         return None
 
     def refuse(self, key: str, what: str) -> ModelError:
-        """Return the error for a value, whose sentence ends with what it must be."""
+        """Return the error for a value, whose sentence ends with what it must be; `describe` leaves it out."""
+        self.taken[self.place, key] = None
         return ModelError(
             f"{self.place} of model {self.model!r} has {key} {shorten(self.values.get(key))}: it {what}."
         )
 
     def describe(self) -> str:
         """Return a line of the values that were taken of the file, empty if there are none."""
-        told = (
-            f"{key} {shorten(value)}" for (_, key), value in self.taken.items() if not isinstance(value, dict)
-        )
+        kept = [(key, value) for (_, key), value in self.taken.items() if not isinstance(value, dict | None)]
+        told = (f"{key} {shorten(value)}" for key, value in kept)
         values = ", ".join(told)
         return f"{self.place}: {values}" if values else ""
 
