@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -115,6 +116,7 @@ def import_vectors(
     from vectormill.cli import endpoint, keys
     from vectormill.collections.imports import find_import_target
     from vectormill.files.roots import ANYWHERE
+    from vectormill.jobs.in_use import is_model_in_use
     from vectormill.models.registry import open_registry
     from vectormill.sources.reader import SourcePlace
     from vectormill.sources.vectors import ImportColumns
@@ -124,7 +126,8 @@ def import_vectors(
     with endpoint.connected(api_url, data_dir) as client, keys.connected(data_dir) as (engine, settings):
         # The command runs with the rights of its own user, so it may read every file that this user may read.
         own = settings.model_copy(update={"source_root": ANYWHERE.folders})
-        place = SourcePlace(engine, own, open_registry(settings), collection=collection)
+        registry = open_registry(settings, is_in_use=partial(is_model_in_use, engine))
+        place = SourcePlace(engine, own, registry, collection=collection)
         opened = open_source(source, sql, url_env, url_file, columns, place)
         is_checked = not unchecked and opened.spec is None
         if is_checked and text is None:

@@ -85,8 +85,8 @@ def _read_labels(files: ModelFiles) -> tuple[str, ...]:
         flaw = ""
         if labels.count(label) > 1:
             flaw = "occurs twice, so results would be ambiguous"
-        elif "\0" in label or any("\ud800" <= character <= "\udfff" for character in label):
-            flaw = "contains a NUL character or half of a surrogate pair, which cannot be stored"
+        elif "\0" in label:
+            flaw = "contains a NUL character, which cannot be stored"
         if flaw:
             raise ModelError(
                 f"The label {label!r} of model {files.name!r} {flaw}; rename it in id2label in config.json."

@@ -192,7 +192,7 @@ def _read_token_modules(files: ModelFiles) -> Heads:
     if length and not length >= most > 0:
         told = transformer if "document_length" in transformer.values else encoder
         files.flaws.append(
-            str(told.refuse("document_length", "must not be less than a query_length beside it"))
+            str(told.refuse("document_length", "must stand beside a query_length that is not greater"))
         )
     return _make_token_heads(files, head, dense[-1].num_outputs, prompts, length)
 
@@ -205,7 +205,7 @@ def _read_expansion(encoder: Stored, transformer: Stored, *, is_pylate: bool) ->
     most = transformer.take("query_length", 0, least=1) or encoder.take("query_length", 0, least=1)
     told = transformer if "query_expansion" in transformer.values else encoder
     expands = encoder.take("do_query_expansion", True)
-    attends = encoder.take("attend_to_expansion_tokens", encoder.take("attend_to_mask_tokens", False))
+    attends = encoder.take("attend_to_expansion_tokens", False)
     if "query_expansion" in told.values or not is_pylate:
         expansion = told.inner("query_expansion")
     elif not expands:

@@ -323,8 +323,13 @@ class ModelFiles:
             offset = padding_id + 1
             bounds[1:] = [bound - offset for bound in bounds[1:]]
         rope = config.inner("rope_parameters" if config.values.get("rope_parameters") else "rope_scaling")
-        if rope.find("rope_type", "type") in SCALED_BY_LENGTH:
-            bounds += [each.take("original_max_position_embeddings", 0) for each in (rope, config)]
+        # Some families have parameters for each kind of layer.
+        for each in [
+            rope,
+            *(rope.inner(key) for key, value in rope.values.items() if isinstance(value, dict)),
+        ]:
+            if each.find("rope_type", "type") in SCALED_BY_LENGTH:
+                bounds += [place.take("original_max_position_embeddings", 0) for place in (each, config)]
         window = min(bound for bound in bounds if bound > 0)
         told = self.read("tokenizer_config.json").take("model_max_length", 0.0)
         return window, int(min(window, told)) if told > 0 else window

@@ -58,9 +58,9 @@ def read_pooling_module(files: ModelFiles) -> Pooling:
     modes = tuple(
         mode
         for mode, aliases in POOLING_NAMES.items()
-        if any(config.take(f"pooling_mode_{alias}", False) for alias in aliases)
+        if True in [config.take(f"pooling_mode_{alias}", False) for alias in aliases]
     )
-    told = modes or parse_pooling(config.texts("pooling_mode")) or (MEAN,)
+    told = parse_pooling(config.texts("pooling_mode")) or modes or (MEAN,)
     return Pooling(told, includes_prompt=config.take("include_prompt", True))
 
 

@@ -225,7 +225,8 @@ def open_registry(
     registry = Registry(settings.models, added=added, is_in_use=is_in_use, digests=digests)
     if model is None or model in registry.names() or not is_path(model):
         return registry
-    return Registry({**settings.models, model: ModelEntry(path=model)}, added=added, digests=digests)
+    models = {**settings.models, model: ModelEntry(path=model)}
+    return Registry(models, added=added, digests=digests, is_in_use=is_in_use)
 
 
 def is_path(name: str) -> bool:

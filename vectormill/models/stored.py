@@ -127,6 +127,7 @@ def read_json(path: Path, model: str, kind: type[T]) -> T:
                 f"The file {path} of model {model!r} is a pointer of Git LFS; fetch the file by `git lfs pull`."
             )
         found = json.loads(content.decode("utf-8"))
+        json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair cannot be told to others
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"The file {path} of model {model!r} cannot be read: {error}.") from error
     if not isinstance(found, kind):

@@ -112,7 +112,8 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
     normalize = has_unit_length if entry.normalize is None else entry.normalize
     similarity, remark = files.read_similarity(has_unit_length=normalize)
     notes += remark if is_embedder and heads.has_dense else ()
-    truncates_left = files.read("tokenizer_config.json").take("truncation_side", "right") == "left"
+    side = files.read("tokenizer_config.json").take("truncation_side", "right")
+    truncates_left = side == "left" and classifier is None and heads.tokens is None
     own_values = sum(layer.num_outputs * (layer.num_inputs + layer.has_bias) for layer in dense)
     own_values += shape.hidden_size * num_words  # the rows of the words are the head
     shape = replace(
@@ -179,15 +180,14 @@ def _read_transformer(files: ModelFiles, classifier: Classifier | None, heads: H
     files.expect(modality.inner("text"), "method_output_name", output, [output])
     files.expect(text, "truncation", True, "longest_first")
     files.expect(text, "padding", True, "longest", "max_length")
-    longest = text.take("max_length", 0, least=1) or told.take("max_seq_length", 0, least=1)
+    longest = [text.take("max_length", 0, least=1), told.take("max_seq_length", 0, least=1)]
     if classifier is None or classifier.template is None:
         files.expect(modality, "message")
         files.expect(processing, "chat_template")
     cuts_left = classifier is None and heads.tokens is None
     files.expect(tokenizer, "truncation_side", "right", *(["left"] if cuts_left else []))
-    reads_types = any(
-        name.endswith(TYPE_TABLE) and header.shape[0] > 1 for name, header in files.headers.items()
-    )
+    tables = [header.shape[0] for name, header in files.headers.items() if name.endswith(TYPE_TABLE)]
+    reads_types = max(tables, default=0 if files.headers else files.config.take("type_vocab_size", 0)) > 1
     if reads_types and classifier is not None and classifier.template is None:
         names = tokenizer.texts("model_input_names")
         key = "model_input_names" if names else "tokenizer_class"
@@ -204,7 +204,7 @@ def _read_transformer(files: ModelFiles, classifier: Classifier | None, heads: H
         files.expect(text, key)
     for key in processing.list_rest(dict.fromkeys(("audio", "image", "video"), "")):
         files.expect(processing, key)
-    return longest
+    return longest[0] or longest[1]
 
 
 def _find_pooling(
