@@ -1,4 +1,4 @@
-"""Whatever sentence-transformers stores of a model is computed as it computes it, or refused with the file and the key.
+"""Each setting that sentence-transformers stores gives its results here, or a refusal that names the file and the key.
 
 Each argument that its classes take, and each value of those that are chosen from a set, is given to a small model of
 random weights, which the library saves and loads again. The table of arguments is compared with the library's
@@ -85,7 +85,7 @@ from worker.tokens.tokenizer import LIBRARY_CORES
 ENCODER_FILE: Final = "config_sentence_transformers.json"
 TRANSFORMER_FILE: Final = "sentence_bert_config.json"
 TOKENIZER_FILE: Final = "tokenizer_config.json"
-# What is encoded: in which way the library is asked, and the prompt that we are given for it.
+# The results of some texts, a row for each.
 Rows = list[NDArray[np.float32]]
 
 
@@ -162,7 +162,7 @@ class OwnActivation(nn.Module):
 SHORT: Final = {"max_length": 12}
 EXPANSION: Final = {"strategy": "fixed", "length": 20}
 IS_TEXT: Final = "it is about no texts"
-# Whether it has an effect depends on the kind of the model, or on what else is stored.
+# This reason means that the value has an effect in other kinds of models, or beside other settings.
 MAY_BE: Final = "not here, but elsewhere"
 IS_MASKED: Final = "padding is masked out"
 # Settings of the first module of any model, whatever follows.
@@ -489,7 +489,7 @@ CLASSES: Final[Mapping[type, Arguments]] = {
     ),
 }
 
-# What the loader reads besides, by how the model is written: the file, and the keys with their values.
+# These keys are written into the files of a saved model, because the loader reads more than constructors store.
 OLD_FLAGS: Final = (
     "cls_token",
     "max_tokens",

@@ -39,8 +39,8 @@ NOTE_ON_TEMPLATE: Final = (
     "Pairs are put into the words that this reranker was trained with; send the bare texts."
 )
 
-# What the module Transformer computes by its task, for a text, and under which name it hands it on
-# (TRANSFORMER_TASK_DEFAULTS of sentence-transformers 6.2.0).
+# For each task, the output that the module Transformer takes of its model for a text, and the name of the feature
+# in which it stores that (TRANSFORMER_TASK_DEFAULTS of sentence-transformers 6.2.0).
 TASK_OUTPUTS: Final = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
     "fill-mask": ("logits", "token_embeddings"),

@@ -86,7 +86,7 @@ def _take(spec: EncodingSpec, rows: Sequence[SampledRow]) -> tuple[list[bytes], 
     for place in np.random.default_rng(0).permutation(len(rows)):
         if num_left <= 0:
             break
-        # Of a passage with its text, the passage: together they are about as long as the text.
+        # Only the passage of such a pair is counted, since all passages of a text are about as long as it.
         passage, whole = split_pair(rows[place].text) if spec.long_texts == LATE else (rows[place].text, None)
         texts.append(passage[:limit])
         times.append(1.0 if whole is not None else rows[place].num_bytes / max(1, len(texts[-1])))

@@ -27,7 +27,7 @@ from worker.model.runtime import transformers
 from worker.model.weights import open_weights, read_tensors
 from worker.tokens.reference import Reference
 
-# What the names of StructBERT's tensors begin with, where BERT's have none or `bert`.
+# The names of StructBERT's tensors begin with this, and those of BERT with `bert` or with no prefix.
 PUBLISHED_PREFIX: Final = "encoder"
 # A table 0, 1, 2, …, which newer versions compute.
 _BUFFERS: Final = frozenset({f"{PUBLISHED_PREFIX}.embeddings.position_ids"})

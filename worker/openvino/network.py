@@ -68,7 +68,7 @@ class OpenVINONetwork:
         }
         self.num_bytes = self._weights.bytes.nbytes + self.words.num_bytes
         self.has_types = TOKEN_TYPE_IDS in facts["inputs"]
-        # The same bits are promised of one graph alone.
+        # A reproducible worker must never compile a second graph, which could round otherwise.
         self.gives_states = order.card.outputs != (DENSE,) or order.is_reproducible
         self._compile(reads_types=False)
 

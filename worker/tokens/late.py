@@ -79,7 +79,7 @@ def read_passages(
                 for window in range(*of_windows):
                     own = np.clip(span, *limits[window : window + 2]) - shifts[window]
                     pieces.append((sequence + window, index, *own.tolist()))
-    # What failed has a piece without tokens, in a sequence without any.
+    # Each failed item gets an empty piece of an empty sequence, so that every item has one.
     num_sequences = len(windows.sequences)
     pieces += [(num_sequences, index, 0, 0) for index in failures]
     rows = np.array(sorted(pieces), np.int64).reshape(-1, 4)
