@@ -348,6 +348,12 @@ class ModelFiles:
 
         A snapshot in the hub's cache consists of links into the blobs two folders above it, which are allowed.
         """
+        if (
+            len(Path(folder).parts) > 1
+        ):  # the identity of a model is of its folder, and of those directly in it
+            self.flaws.append(
+                f"modules.json of model {self.name!r} has the path {folder!r}: it must be a single folder."
+            )
         home = self.directory.resolve()
         blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
         place = (home / folder).resolve()
