@@ -95,12 +95,12 @@ HOSTILE: Final = {
         "to read",
     ),
     "huge-header": Hostile(
-        lambda at: (at / "model.safetensors").write_bytes(b"\xff" * 7 + b"\x3f{}"), "model.safetensors", "memory"
+        lambda at: (at / "model.safetensors").write_bytes(b"\xff" * 7 + b"\x3f{}"), "model.safetensors", "header"
     ),
     "odd-types": Hostile(
         lambda at: (at / "config_sentence_transformers.json").write_text('{"prompts": 7}'),
-        "sentence_bert_config.json",  # by this time the faulty one has been read
-        "cannot be read",
+        "config_sentence_transformers.json",
+        "must be an object",
     ),
     "pipe": Hostile(lambda at: replace_by_pipe(at / "tokenizer.json"), "tokenizer.json", "neither a file nor a folder"),
 }  # fmt: skip

@@ -92,9 +92,9 @@ def test_one_chunk_is_tokenized_and_another_written_while_the_device_encodes_a_t
         tokenizer = cast(Embed, encoding._tasks[EMBED])._tokenizer
         tokenize = tokenizer.tokenize
 
-        def tokenize_behind_the_gate(*arguments: Any) -> Any:
+        def tokenize_behind_the_gate(*arguments: Any, **options: Any) -> Any:
             tokenizing.pass_through()
-            return tokenize(*arguments)
+            return tokenize(*arguments, **options)
 
         monkeypatch.setattr(tokenizer, "tokenize", tokenize_behind_the_gate)
         tokenized = threads.submit(encoder.encode_chunk, third)
