@@ -46,8 +46,7 @@ class Resources:
     is_stopping: Callable[[], bool]
 
 
-# These never block. FastAPI would run a function that is not async on a thread, which takes a tenth of a
-# millisecond.
+# For a page of the console, FastAPI would run a function that is not async on a thread.
 async def get_resources(request: Request) -> Resources:
     resources: Resources = request.app.state.resources
     return resources
@@ -61,18 +60,11 @@ async def find_id(resources: Resources, statement: TextClause, written: str, mis
         return await run_in_threadpool(find_by_prefix, resources.engine, statement, written, missing)
 
 
-def parse_collection_name(name: str) -> str:
+def parse_collection_name(name: Annotated[str, Path(description="The collection's name.")]) -> str:
     """Return the name. Raise CollectionNotFound if no collection can have it."""
     if not COLLECTION_NAME.fullmatch(name):
         raise CollectionNotFound(f"There is no collection {name!r}: this is not a valid collection name.")
     return name
-
-
-async def take_collection_name(
-    name: Annotated[str, Path(description="The collection's name.")],
-) -> str:
-    """Return the collection's name in the path. Raise CollectionNotFound."""
-    return parse_collection_name(name)
 
 
 ResourcesDependency = Annotated[Resources, Depends(get_resources)]
@@ -87,7 +79,7 @@ async def take_job_id(
 
 
 JobId = Annotated[UUID, Depends(take_job_id)]
-CollectionName = Annotated[str, Depends(take_collection_name)]
+CollectionName = Annotated[str, Depends(parse_collection_name)]
 
 
 # Ids are random: of a million records, a given record shares eight digits with another one in 4,300 cases.

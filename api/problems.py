@@ -214,21 +214,10 @@ def describe_error(error: VectormillError) -> Problem:
 
 
 def describe_invalid_request(error: RequestValidationError) -> Problem:
-    """Return a Problem that names every parameter, header and field that FastAPI refused."""
-    places = [_place_of(entry) for entry in error.errors()]
-    sentence = " ".join(
-        f"{place.parameter or place.header or place.pointer}: {place.detail}." for place in places
-    )
-    return Problem(422, "invalid-request", sentence or "The request is not valid.", errors=places)
-
-
-def _place_of(entry: Mapping[str, Any]) -> Place:
-    source, *path = (str(part) for part in entry["loc"])
-    detail = "unknown query parameter" if entry["type"] == "extra_forbidden" else str(entry["msg"])
-    if source == "body":
-        return Place(detail, pointer="".join(f"/{part}" for part in path))
-    name = ".".join(path) or source
-    return Place(detail, header=name) if source == "header" else Place(detail, parameter=name)
+    """Return a Problem that names every parameter that FastAPI refused; bodies and headers are not left to it."""
+    places = [Place(each["msg"], parameter=".".join(map(str, each["loc"][1:]))) for each in error.errors()]
+    sentence = " ".join(f"{place.parameter}: {place.detail}." for place in places)
+    return Problem(422, "invalid-request", sentence, errors=places)
 
 
 def describe_http_exception(error: HTTPException, path: str) -> Problem:

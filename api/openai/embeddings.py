@@ -21,7 +21,7 @@ from api.limits.gates import Hold
 from api.openai.errors import name_parameter
 from api.problems import Problem, refuse
 from api.queries import Answered
-from api.serving import DirectRoute, serve
+from api.serving import serve
 from api.streams.result_columns import write_representations
 from vectormill.batches.endpoints import (
     BASE64,
@@ -141,7 +141,7 @@ def refuse_text(pointer: str, reason: str) -> Problem:
     return refuse(reason, code=InvalidItem.code, detail=detail, pointer=pointer)
 
 
-router = APIRouter(tags=["openai"], route_class=DirectRoute)
+router = APIRouter(tags=["openai"])
 
 
 @serve(router, EMBED)

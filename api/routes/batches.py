@@ -42,14 +42,14 @@ router = APIRouter(tags=["batches"])
 file_router = APIRouter(tags=["files"])
 
 
-async def take_file_id(
+def take_file_id(
     file_id: Annotated[str, Path(description="The file's `id`: `file-` and 32 letters.")],
 ) -> UUID:
     """Return the file's id in the path. Raise RequestFileNotFound."""
     return parse_file_name(file_id)
 
 
-async def take_batch_id(
+def take_batch_id(
     batch_id: Annotated[str, Path(description="The batch's `id`: `batch_` and 32 letters.")],
 ) -> UUID:
     """Return the batch's id in the path. Raise RequestBatchNotFound."""

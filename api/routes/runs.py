@@ -122,21 +122,20 @@ def choose_spec(
 
 
 @serve(router, operations.LIST_OF)
-def get_runs_of_collection(resources: ResourcesDependency, name: CollectionName, query: PageQuery) -> RunPage:
+def get_runs_of_collection(connection: Connection, name: CollectionName, query: PageQuery) -> RunPage:
     """List the runs of a collection, newest first."""
-    return read_page(resources, name, query)
+    return read_page(connection, name, query)
 
 
 @serve(router, operations.LIST)
-def get_runs(resources: ResourcesDependency, query: PageQuery) -> RunPage:
+def get_runs(connection: Connection, query: PageQuery) -> RunPage:
     """List the runs of all collections, newest first."""
-    return read_page(resources, None, query)
+    return read_page(connection, None, query)
 
 
-def read_page(resources: Resources, collection: str | None, query: PageQuery) -> RunPage:
+def read_page(connection: Connection, collection: str | None, query: PageQuery) -> RunPage:
     before = decode_cursor(query.after)
-    with resources.engine.connect() as connection:
-        found = list_runs(connection, collection=collection, before=before, limit=query.limit + 1)
+    found = list_runs(connection, collection=collection, before=before, limit=query.limit + 1)
     page, cursor = cut_page(found, query.limit, position_of)
     return RunPage(data=[describe_run(run) for run in page], next=cursor)
 

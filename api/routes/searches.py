@@ -15,7 +15,7 @@ from api.door.media_types import require_json
 from api.intake.requests import UnreadableItem, check_key, decode_body
 from api.intake.submissions import read_body
 from api.queries import check_query
-from api.serving import DirectRoute, serve, write_answer
+from api.serving import serve, write_answer
 from vectormill.collections.collection import Generation, require_vectors
 from vectormill.collections.collections import fit_spec
 from vectormill.collections.generations import find_spec
@@ -49,7 +49,7 @@ LARGEST_NUMBER: Final = float(np.finfo(np.float16).max)
 Vectors = npt.NDArray[np.float32] | Representations
 
 
-router = APIRouter(tags=["collections"], route_class=DirectRoute)
+router = APIRouter(tags=["collections"])
 
 
 @serve(router, operations.SEARCH)

@@ -8,7 +8,6 @@ import httpx
 import psycopg
 import pytest
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -23,7 +22,7 @@ from api.door.observer import RequestObserver
 from api.limits.gates import Gates
 from api.metrics import ApiMetrics
 from api.openai.errors import name_parameter, tell_refusal
-from api.problems import Place, Problem, describe_invalid_request, register_handlers
+from api.problems import Place, Problem, register_handlers
 from vectormill.domain import errors
 from vectormill.settings import Settings
 
@@ -116,20 +115,10 @@ def test_what_the_framework_refuses_is_a_problem_too() -> None:
         assert answer.status_code == status
         assert answer.headers["content-type"] == "application/problem+json"
         assert answer.json()["type"].endswith(f"/{code}")
-    error = RequestValidationError(
-        [
-            {"loc": ("query", "sate"), "type": "extra_forbidden", "msg": "Extra inputs are not permitted"},
-            {"loc": ("header", "idempotency-key"), "type": "string_too_long", "msg": "too long"},
-            {"loc": ("body", "items", 0), "type": "missing", "msg": "missing"},
-        ]
-    )
-    problem = describe_invalid_request(error)
-    assert problem.errors == (
-        Place("unknown query parameter", parameter="sate"),
-        Place("too long", header="idempotency-key"),
-        Place("missing", pointer="/items/0"),
-    )
-    assert problem.detail.startswith("sate: unknown query parameter.")
+    answer = answer_to(None, "/thing/one", template="/thing/{number}")
+    (place,) = answer.json()["errors"]
+    assert place["parameter"] == "number"
+    assert answer.json()["detail"] == f"number: {place['detail']}."
 
 
 def test_a_cursor_comes_back_as_the_position_it_was_and_any_other_text_is_refused() -> None:
