@@ -52,7 +52,7 @@ from api.routes import (
     sources,
     webhooks,
 )
-from api.search_pool import SEARCH_CONNECTIONS, LiveGenerations, SearchPool
+from api.search_pool import SEARCH_CONNECTIONS, SearchPool
 from api.serving import REFERENCE, find_types
 from api.watch import Watch
 from vectormill.batches.endpoints import INPUT_SCHEMA
@@ -205,11 +205,10 @@ def make_resources(settings: Settings, engine: Engine, is_stopping: Callable[[],
     return Resources(
         settings=settings,
         engine=engine,
-        searches=SearchPool(search_engine, settings.search_timeout_seconds, settings.max_requests),
+        searches=SearchPool(search_engine, settings.max_requests),
         registry=registry,
         redis=connect_redis(settings.redis_url) if settings.redis_url else None,
         queries=QueryExchange(settings, engine, registry, metrics.queries, is_stopping),
-        generations=LiveGenerations(engine, settings.max_requests),
         metrics=metrics,
         gates=Gates.of(settings),
         watch=Watch(FOLLOW_SECONDS),

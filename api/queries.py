@@ -7,7 +7,7 @@ that a text that kills workers cannot fail its neighbours twice.
 
 A request with many texts is sent in parts, so that other requests can come in between, and no message is larger than
 one part. Each part has the full time-out of a search: a request of two thousand texts fails if it makes no progress,
-and not because it is long.
+and not because it is long. The texts of a search have its deadline.
 """
 
 import asyncio
@@ -48,6 +48,7 @@ from vectormill.jobs.item import find_text_failure
 from vectormill.jobs.waiting import explain_query_wait
 from vectormill.models.prompt_room import leaves_room, require_room
 from vectormill.models.registry import Registry
+from vectormill.search.deadline import Deadline
 from vectormill.settings import Settings
 from vectormill.tracing import recorded_traceparent, span
 from vectormill.vectors.representations import unpack
@@ -173,7 +174,9 @@ class QueryExchange:
         self._hearing: asyncio.Task[None] | None = None
         self._clock_offset: float | None = None  # of Redis's clock from the event loop's
 
-    async def encode_queries(self, spec: EncodingSpec, texts: Sequence[str]) -> list[tuple[Any, bool]]:
+    async def encode_queries(
+        self, spec: EncodingSpec, texts: Sequence[str], deadline: Deadline
+    ) -> list[tuple[Any, bool]]:
         """Return the vectors of checked queries, each float32 [dimensions], in the vector space of `spec`.
 
         Beside each stands if its text was cut. For a spec of several outputs they are Representations.
@@ -189,28 +192,35 @@ class QueryExchange:
             query_spec = await run_in_threadpool(make_query_spec, self._registry, spec)
         if not leaves_room(query_spec):
             await run_in_threadpool(require_room, self._registry.card(spec.model), query_spec)
-        answered = await self.answer_all(query_spec, [text.encode() for text in different])
+        answered = await self.answer_all(query_spec, [text.encode() for text in different], deadline)
         is_cut = [row in answered.truncated for row in range(len(different))]
         by_text = dict(zip(different, zip(answered.vectors, is_cut, strict=True), strict=True))
         return [by_text[text] for text in texts]
 
-    async def answer_all(self, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
+    async def answer_all(
+        self, spec: EncodingSpec, texts: Sequence[bytes], deadline: Deadline | None = None
+    ) -> Answered:
         """Return the results of texts or pairs. Raise InvalidItem if one fails, else errors as in `encode_queries`."""
-        answered = await self.answer(spec, texts)
+        answered = await self.answer(spec, texts, deadline)
         for reason in answered.failures.values():
             raise InvalidItem(f"The query cannot be encoded: {reason}.")
         return answered
 
-    async def answer(self, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
-        """Return the results of one or more texts or pairs, sent in parts. Raise errors as in `encode_queries`."""
+    async def answer(
+        self, spec: EncodingSpec, texts: Sequence[bytes], deadline: Deadline | None = None
+    ) -> Answered:
+        """Return the results of one or more texts or pairs, sent in parts. Raise errors as in `encode_queries`.
+
+        All parts are answered before the deadline; without one, each has the time of a search.
+        """
         parts = list(cut_parts(texts, find_most_bytes(spec)))
         if len(parts) == 1:
-            return await self._answer_part(spec, texts)
+            return await self._answer_part(spec, texts, deadline)
         free = asyncio.Semaphore(PARTS_AT_ONCE)
 
         async def answer_in_turn(part: Sequence[bytes]) -> Answered:
             async with free:
-                return await self._answer_part(spec, part)
+                return await self._answer_part(spec, part, deadline)
 
         tasks = [asyncio.create_task(answer_in_turn(part)) for part in parts]
         try:
@@ -220,12 +230,14 @@ class QueryExchange:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _answer_part(self, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
+    async def _answer_part(
+        self, spec: EncodingSpec, texts: Sequence[bytes], deadline: Deadline | None
+    ) -> Answered:
         """Return the results of texts that fit into one message. Wait for a worker that takes queries of this spec."""
         if self._settings.redis_url is None:
             raise Unavailable(NO_REDIS)
-        timeout = self._settings.search_timeout_seconds
-        asked = QueryTexts(texts, asyncio.get_running_loop().time() + timeout)
+        deadline = deadline or Deadline(self._settings.search_timeout_seconds)
+        asked = QueryTexts(texts, asyncio.get_running_loop().time() + deadline.seconds_left)
         try:
             with (
                 self._metrics.time(len(texts)),
@@ -246,7 +258,9 @@ class QueryExchange:
             raise QueryLost(TWICE.format(reason=str(loss).rstrip("."))) from None
         except TimeoutError:
             reason = await run_in_threadpool(self._explain_wait, spec)
-            raise EncodingTimeout(f"No worker encoded the query within {timeout:g} s. {reason}") from None
+            raise EncodingTimeout(
+                f"No worker encoded the query within {deadline.seconds:g} s. {reason}"
+            ) from None
         finally:
             asked.is_wanted = False
 

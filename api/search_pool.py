@@ -6,10 +6,14 @@ the overhead of connection, thread, settings and plan is several times the cost 
 
 import asyncio
 import math
+import threading
 from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
 
+import psycopg
 from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
@@ -17,7 +21,9 @@ from sqlalchemy.exc import OperationalError
 from vectormill.coalescer import CallNotStarted, Coalescer
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import find_generation
+from vectormill.db.session import driver_of
 from vectormill.domain.errors import SearchTimeout
+from vectormill.search.deadline import Deadline
 from vectormill.search.matches import MOST_TOGETHER, SearchWithVector, find_company, find_matches
 from vectormill.search.search import Nearest
 
@@ -27,47 +33,98 @@ SEARCH_CONNECTIONS: Final = 3
 # longer, each call takes an equal share of the waiting ones.
 TOGETHER_SECONDS: Final = 0.02
 MOST_GENERATIONS: Final = 100
+# Cancelling a statement is a message to the server.
+CANCEL_SECONDS: Final = 5.0
 
-# The searches of one request, with the generation that they search.
-Wanted = tuple[Generation, Sequence[SearchWithVector]]
+
+class GenerationChanged(Exception):
+    """The collection has another live generation than the one for which the search was made."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call of find_matches on a thread. It is stopped when nobody waits for its results."""
+
+    num_waiting: int
+    deadline: Deadline
+    driver: psycopg.Connection[Any] | None = None  # while the call runs
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def stop(self) -> None:
+        """End the call and its statement. The lock keeps the connection from serving another call meanwhile."""
+        self.deadline.end()
+        with self.lock, suppress(psycopg.Error):
+            if self.driver is not None:
+                self.driver.cancel_safe(timeout=CANCEL_SECONDS)
+
+
+@dataclass(slots=True, eq=False)
+class Wanted:
+    """The searches of one request, the generation for which they were made, and the call that runs them."""
+
+    generation: Generation
+    searches: Sequence[SearchWithVector]
+    deadline: Deadline
+    call: Call | None = None
+
+
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
 # The key of searches that can share a statement: the generation's id, and the result of find_company.
 Company = tuple[int, Hashable]
 
 
 class SearchPool:
-    """A pool that runs SEARCH_CONNECTIONS statements at once; other searches wait without thread or connection."""
+    """A pool that runs SEARCH_CONNECTIONS statements at once; other searches wait without thread or connection.
 
-    def __init__(self, engine: Engine, timeout_seconds: float, max_waiting: int) -> None:
+    It remembers the live generation of each collection. Each call looks up whether it still is the live one, so a
+    search sees every swap that was committed before it came.
+    """
+
+    def __init__(self, engine: Engine, max_waiting: int) -> None:
         self._engine = engine
-        self._timeout_seconds = timeout_seconds
         self._threads = ThreadPoolExecutor(SEARCH_CONNECTIONS, thread_name_prefix="searches")
         self._coalescer: Coalescer[Company, Wanted, list[Nearest]] = Coalescer(
             self._run,
             max_waiting=max_waiting,
             max_running=SEARCH_CONNECTIONS,
             count=self._count_together,
-            max_wait_seconds=timeout_seconds,
-            is_of_one=lambda error: not isinstance(error, SearchTimeout | OperationalError),
+            is_of_one=lambda error: not isinstance(error, GenerationChanged | OperationalError),
         )
+        self._generations: dict[str, Generation] = {}  # by collection, as last looked up
         self.seconds_each: dict[int, float] = {}  # by generation: of one search in the last call
 
-    async def find(self, generation: Generation, searches: Sequence[SearchWithVector]) -> list[Nearest]:
+    async def find_generation(self, name: str, *, afresh: bool = False) -> Generation:
+        """Return the live generation of a collection, unless `afresh` the remembered one. Raise CollectionNotFound."""
+        if afresh or name not in self._generations:
+            self._generations.pop(name, None)
+            keep(self._generations, name, await run_in_threadpool(self._look_up, name))
+        return self._generations[name]
+
+    async def find(
+        self, generation: Generation, searches: Sequence[SearchWithVector], deadline: Deadline
+    ) -> list[Nearest]:
         """Return the matches of the searches of one request, as `find_matches` does.
 
-        Raise SearchTimeout also if earlier searches take so long that these are not begun in time.
+        Raise GenerationChanged if the generation is no longer the live one, and SearchTimeout also if earlier searches
+        take so long that these are not begun in time.
         """
         company = find_company(searches[0][0]) if len(searches) == 1 else None
-        alone = object()  # a key that no other search shares
+        key = generation.id, object() if company is None else company  # an object that no other search shares
+        wanted = Wanted(generation, searches, deadline)
         try:
-            return await self._coalescer.ask(
-                (generation.id, alone if company is None else company), (generation, searches)
-            )
+            return await self._coalescer.ask(key, wanted, max_wait_seconds=deadline.seconds_left)
         except CallNotStarted:
             raise SearchTimeout(
-                f"The search was not started within {self._timeout_seconds:g} s because of earlier "
+                f"The search was not started within {deadline.seconds:g} s because of earlier "
                 f"searches: {SEARCH_CONNECTIONS} run at once. An index makes searches faster; more API "
                 "processes run more of them."
             ) from None
+        finally:
+            if (call := wanted.call) is not None:
+                call.num_waiting -= 1
+                if not call.num_waiting and call.driver is not None:
+                    asyncio.get_running_loop().run_in_executor(None, call.stop)
 
     def close(self) -> None:
         """Close the threads and connections, once no search is running."""
@@ -88,44 +145,41 @@ class SearchPool:
     async def _run(self, company: Company, together: Sequence[Wanted]) -> list[list[Nearest]]:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        searches = [search for _, wanted in together for search in wanted]
-        found = iter(await loop.run_in_executor(self._threads, self._find, together[0][0], searches))
-        self._note_seconds(company[0], (loop.time() - began) / len(searches))
-        return [[next(found) for _ in wanted] for _, wanted in together]
-
-    def _note_seconds(self, generation_id: int, seconds: float) -> None:
-        """Record the seconds per search of a generation, and forget the generation that was searched least recently."""
-        self.seconds_each.pop(generation_id, None)
-        self.seconds_each[generation_id] = seconds
-        if len(self.seconds_each) > MOST_GENERATIONS:
-            del self.seconds_each[next(iter(self.seconds_each))]
-
-    def _find(self, generation: Generation, searches: Sequence[SearchWithVector]) -> list[Nearest]:
-        with self._engine.connect() as connection:
-            return find_matches(connection, generation, searches, timeout_seconds=self._timeout_seconds)
-
-
-class LiveGenerations:
-    """A look-up of the live generations of collections, with one SQL query for all concurrent requests.
-
-    Results are not cached, and a request never uses a look-up that began before it, so it sees every swap that was
-    committed before it came. Used from the event loop.
-    """
-
-    def __init__(self, engine: Engine, max_waiting: int) -> None:
-        # A single statement needs no transaction, whose BEGIN and COMMIT would be two more round trips.
-        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._coalescer: Coalescer[str, None, Generation] = Coalescer(
-            self._look_up, max_waiting=max_waiting, max_running_of=lambda _: 1
+        call = Call(
+            len(together), min((each.deadline for each in together), key=lambda one: one.seconds_left)
         )
+        for wanted in together:
+            wanted.call = call
+        found = await loop.run_in_executor(self._threads, self._find, call, together)
+        num_searches = sum(len(wanted.searches) for wanted in together)
+        keep(self.seconds_each, company[0], (loop.time() - began) / num_searches)
+        return found
 
-    async def find(self, name: str) -> Generation:
-        """Return the live generation of a collection. Raise CollectionNotFound."""
-        return await self._coalescer.ask(name, None)
+    def _find(self, call: Call, together: Sequence[Wanted]) -> list[list[Nearest]]:
+        generation = together[0].generation
+        searches = [search for wanted in together for search in wanted.searches]
+        with self._engine.connect() as connection:
+            call.driver = driver_of(connection)
+            try:
+                if find_generation(connection, generation.collection) != generation:
+                    raise GenerationChanged
+                found = find_matches(connection, generation, searches, call.deadline)
+            finally:
+                with call.lock:
+                    call.driver = None
+        if len(together) > 1 and any(nearest.incomplete_because for nearest in found):
+            raise SearchTimeout  # of the request with the earliest deadline; each is then tried alone
+        results = iter(found)
+        return [[next(results) for _ in wanted.searches] for wanted in together]
 
-    async def _look_up(self, name: str, askers: Sequence[None]) -> list[Generation]:
-        return [await run_in_threadpool(self._find, name)] * len(askers)
-
-    def _find(self, name: str) -> Generation:
+    def _look_up(self, name: str) -> Generation:
         with self._engine.connect() as connection:
             return find_generation(connection, name)
+
+
+def keep(values: dict[KeyT, ValueT], key: KeyT, value: ValueT) -> None:
+    """Set the value of a key, and forget the key that was set least recently if there are too many."""
+    values.pop(key, None)
+    values[key] = value
+    if len(values) > MOST_GENERATIONS:
+        del values[next(iter(values))]

@@ -53,7 +53,7 @@ def search_collection(
     connection: Connection, generation: Generation, embedding: npt.NDArray[np.float32], limit: int
 ) -> Nearest:
     """Return the `limit` rows that are nearest to `embedding`, finite float32 [dimensions]."""
-    (found,) = find_matches(connection, generation, [(Search(limit=limit), embedding)], timeout_seconds=30.0)
+    (found,) = find_matches(connection, generation, [(Search(limit=limit), embedding)])
     return found
 
 

@@ -16,15 +16,18 @@ from tests.services import connected_engine, migrated_database
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import find_generation, open_collection
 from vectormill.collections.generation_tables import upsert_rows
+from vectormill.db.plans import walk_plan
 from vectormill.jobs.item import Item
+from vectormill.search.deadline import Deadline
 from vectormill.search.filters import (
     define_filter_index,
     define_text_index,
     name_filter_index,
     name_text_index,
 )
-from vectormill.search.matches import Plans, find_matches, make_queries, prepare, walk_plan
-from vectormill.search.rankings import Ranking
+from vectormill.search.matches import Finder, find_matches, make_queries
+from vectormill.search.plans import Plans
+from vectormill.search.rankings import Depth, Ranking
 from vectormill.search.search import Search
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
@@ -66,10 +69,10 @@ class Searched:
         with self.engine.connect() as connection:
             queries = make_queries(connection, self.generation(), search, query, None)
             assert queries is not None
-            prepare(connection, search, 30)
-            ranking = Ranking(self.generation(), search, queries, search.num_wanted, LANGUAGE)
+            Finder(connection, self.generation(), Deadline(30))._prepare(search)
+            ranking = Ranking(self.generation(), search, queries, LANGUAGE)
             statement, _ = Plans(connection, self.generation()).choose(
-                ranking.write_page, is_exact=False, is_filtered=search.condition is not None
+                ranking.write_page, Depth(search.num_wanted), is_filtered=search.condition is not None
             )
             explained = text(f"EXPLAIN (FORMAT JSON) {statement.sql}")
             (plan,) = connection.execute(explained, statement.values).scalar_one()

@@ -8,7 +8,6 @@ event loop. Its creator passes the function that answers many questions at once.
 | query: QueryExchange        | spec                | a message of 64 texts   | 2 messages for a worker |
 | search: SearchPool          | generation and form | a statement of 20 ms    | 3 statements            |
 | put: Puts                   | collection          | a job of one chunk      | 1 job of a collection   |
-| generation: LiveGenerations | collection          | all waiting questions   | 1 read of a collection  |
 | API keys: Keyring           | none                | all waiting questions   | 1 read                  |
 """
 
@@ -67,7 +66,6 @@ class Coalescer(Generic[KeyT, Question, Answer]):
         max_running_of: returns the largest number of calls at once for one key; evaluated before each call.
         count: returns how many questions of a key go into its next call, from the oldest on; at least 1.
         choose_pause: returns the seconds to wait for further questions before the next call.
-        max_wait_seconds: the longest time that a question waits for its call; then NotBegun is raised.
         is_of_one: returns whether a single question may have caused an error; then each is tried alone.
     """
 
@@ -80,7 +78,6 @@ class Coalescer(Generic[KeyT, Question, Answer]):
         max_running_of: Callable[[KeyT], float] = lambda _: float("inf"),
         count: Callable[[KeyT, Sequence[Question]], int] = lambda _, questions: len(questions),
         choose_pause: Callable[[], float] = lambda: 0.0,
-        max_wait_seconds: float | None = None,
         is_of_one: Callable[[Exception], bool] = lambda _: False,
     ) -> None:
         self._carry_out = carry_out
@@ -89,7 +86,6 @@ class Coalescer(Generic[KeyT, Question, Answer]):
         self._max_running_of = max_running_of
         self._count = count
         self._choose_pause = choose_pause
-        self._max_wait_seconds = max_wait_seconds
         self._is_of_one = is_of_one
         self._numbers = itertools.count()
         self._queues: dict[
@@ -105,10 +101,11 @@ class Coalescer(Generic[KeyT, Question, Answer]):
         """Return the number of calls of `carry_out` in progress."""
         return len(self._tasks)
 
-    async def ask(self, key: KeyT, question: Question) -> Answer:
+    async def ask(self, key: KeyT, question: Question, max_wait_seconds: float | None = None) -> Answer:
         """Return the answer to a question.
 
-        Raise what `carry_out` raises, LimitReached if too many questions wait, or NotBegun.
+        Raise what `carry_out` raises, LimitReached if too many questions wait, and CallNotStarted if the call of the
+        question does not begin within `max_wait_seconds`.
         """
         if self.num_waiting >= self._max_waiting:
             raise LimitReached(NO_ROOM.format(num=self.num_waiting))
@@ -120,8 +117,8 @@ class Coalescer(Generic[KeyT, Question, Answer]):
         self._wake()
         patience = (
             None
-            if self._max_wait_seconds is None
-            else loop.call_later(self._max_wait_seconds, self._give_up, key, number)
+            if max_wait_seconds is None
+            else loop.call_later(max_wait_seconds, self._give_up, key, number)
         )
         try:
             return await answer

@@ -15,7 +15,7 @@ from api.console.pages import Page
 from api.cursors import cut_page, decode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.problems import Problem
-from api.routes.searches import find_nearest, fit_searches, make_one_search, open_generation
+from api.routes.searches import read_query, search_collection
 from vectormill.collections.collection import VECTORS, find_kind
 from vectormill.collections.descriptions import (
     CollectionDescription,
@@ -32,7 +32,7 @@ from vectormill.collections.indexes import BuildProgress
 from vectormill.domain.credentials import hide_in_options
 from vectormill.domain.errors import VectormillError
 from vectormill.search.filter import read_filters
-from vectormill.search.operations import SearchQuery
+from vectormill.search.operations import SearchQuery, list_notes, tell_nearest
 from vectormill.search.search import BY_VECTOR, METADATA, TEXT, Match
 
 router = APIRouter(include_in_schema=False)
@@ -169,7 +169,7 @@ class SearchOutcome:
 
     matches: Sequence[Match]
     seconds: float
-    note: str | None = None
+    note: str = ""
     refusal: str | None = None
 
 
@@ -203,19 +203,9 @@ async def search(resources: Resources, name: str, form: SearchForm, *, has_texts
     try:
         with resources.gates.searches.enter():
             query = form.to_query(has_texts=has_texts)
-            wanted = make_one_search(query, "", resources)
-            generation = await open_generation(resources, name, [query])
-            searches, given = fit_searches([query], [wanted], generation, is_one=True)
-            (nearest,) = await find_nearest([query], searches, given, generation, resources)
+            asked = [read_query(query, resources)]
+            ((wanted, nearest),) = await search_collection(name, asked, resources, is_small=True)
     except (VectormillError, Problem) as error:
         return SearchOutcome([], time.perf_counter() - start, refusal=str(error))
-    note = None
-    if nearest.num_rows_read:
-        note = f"No index was used: all rows, about {nearest.num_rows_read:,}, were read."
-    if nearest.is_cut:
-        note = f"Only the first {generation.spec.max_tokens:,} tokens of the query were read (max_tokens)."
-    if nearest.repeated_because is not None:
-        note = f"The search was repeated exactly, because {nearest.repeated_because}."
-    if nearest.missing_fields:
-        note = f"No row that was sampled has the metadata field {' or '.join(nearest.missing_fields)}."
+    note = " ".join(list_notes(tell_nearest(nearest, wanted), name))
     return SearchOutcome(nearest.matches, time.perf_counter() - start, note)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, ParamSpec, TypeVar
 
 import numpy as np
@@ -12,18 +12,30 @@ from fastapi.concurrency import run_in_threadpool
 
 from api.dependencies import CollectionName, Resources, ResourcesDependency, parse_collection_name
 from api.door.media_types import require_json
+from api.intake.departures import ended_by_departure
 from api.intake.requests import UnreadableItem, check_key, decode_body
 from api.intake.submissions import read_body
 from api.queries import check_query
+from api.search_pool import GenerationChanged
 from api.serving import serve, write_answer
 from vectormill.collections.collection import Generation, require_vectors
 from vectormill.collections.collections import fit_spec
 from vectormill.collections.generations import find_spec
 from vectormill.domain.encoding import DOT
-from vectormill.domain.errors import InvalidOption, ItemNotFound, ModelError, SpecMismatch, UnknownModel
+from vectormill.domain.errors import (
+    Conflict,
+    InvalidOption,
+    ItemNotFound,
+    ModelError,
+    SpecMismatch,
+    UnknownModel,
+    VectormillError,
+)
 from vectormill.domain.task import DENSE
 from vectormill.models.specs import settle_spec
 from vectormill.search import operations
+from vectormill.search.deadline import Deadline
+from vectormill.search.matches import Query, SearchWithVector
 from vectormill.search.operations import (
     SEARCH_DECODER,
     ManySearchesAnswer,
@@ -45,8 +57,17 @@ FEW_MATCHES: Final = 20
 # The largest float16, the type in which vectors of tokens are stored.
 LARGEST_NUMBER: Final = float(np.finfo(np.float16).max)
 
-# The dense vector of a query, float32 [dimensions], or several outputs.
-Vectors = npt.NDArray[np.float32] | Representations
+# A collection may have another live generation so often while one search begins.
+MOST_SWAPS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One query of a request, its search, and the beginning of errors about it."""
+
+    query: SearchQuery
+    search: Search
+    place: str
 
 
 router = APIRouter(tags=["collections"])
@@ -62,15 +83,34 @@ async def post_search(request: Request, name: CollectionName, resources: Resourc
         is_small = len(body) <= SMALL_BYTES
         wanted = await run(is_small, decode_body, body, SEARCH_DECODER)
     with resources.gates.searches.enter():  # after the body, which may arrive slowly
-        queries, searches = await run(is_small, make_searches, wanted, resources)
-        generation = await open_generation(resources, name, queries)
-        searches, given = await run(
-            is_small, fit_searches, queries, searches, generation, wanted.queries is None
-        )
-        found = await find_nearest(queries, searches, given, generation, resources)
-        num_matches = sum(len(nearest.matches) for nearest in found)
-        content = await run(num_matches <= FEW_MATCHES, make_answer, searches, found, wanted.queries is None)
-        return Response(content, media_type="application/json")
+        async with ended_by_departure(request):
+            asked = await run(is_small, read_request, wanted, resources)
+            found = await search_collection(name, asked, resources, is_small=is_small)
+            num_matches = sum(len(nearest.matches) for _, nearest in found)
+            content = await run(num_matches <= FEW_MATCHES, make_answer, found, wanted.queries is None)
+            return Response(content, media_type="application/json")
+
+
+async def search_collection(
+    name: str, asked: Sequence[Asked], resources: Resources, *, is_small: bool
+) -> list[tuple[Search, Nearest]]:
+    """Return the matches of each query in the live generation of a collection, with the search that found them.
+
+    Raise CollectionNotFound, WrongKind for a collection without vectors, SpecMismatch for queries of another vector
+    space, InvalidOption, and the errors of QueryExchange.encode_queries and find_matches.
+    """
+    deadline = Deadline(resources.settings.search_timeout_seconds)
+    generation = await resources.searches.find_generation(name)
+    for _ in range(MOST_SWAPS):
+        try:
+            return await find_nearest(asked, generation, resources, deadline, is_small=is_small)
+        except (GenerationChanged, VectormillError) as error:
+            # The remembered generation may have been the reason. If it still is the live one, it was not.
+            live = await resources.searches.find_generation(name, afresh=True)
+            if live == generation and not isinstance(error, GenerationChanged):
+                raise
+            generation = live
+    raise Conflict(f"The generation of {name!r} changes all the time; search again.")
 
 
 async def run(is_little: bool, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
@@ -78,26 +118,15 @@ async def run(is_little: bool, work: Callable[P, T], *arguments: P.args, **optio
     return work(*arguments, **options) if is_little else await run_in_threadpool(work, *arguments, **options)
 
 
-def make_searches(wanted: SearchRequest, resources: Resources) -> tuple[list[SearchQuery], list[Search]]:
-    """Return a request's queries, and the search for each. Raise the errors of make_one_search."""
+def read_request(wanted: SearchRequest, resources: Resources) -> list[Asked]:
+    """Return a request's queries with their searches. Raise InvalidOption, InvalidItem and ItemNotFound."""
     queries = read_queries(wanted, resources.settings.max_search_queries)
-    searches = [
-        make_one_search(query, name_place(number, wanted.queries is None), resources)
-        for number, query in enumerate(queries)
-    ]
-    return queries, searches
+    places = [f"queries[{number}]: " if wanted.queries is not None else "" for number in range(len(queries))]
+    return [read_query(query, resources, place) for query, place in zip(queries, places, strict=True)]
 
 
-def name_place(number: int, is_one: bool) -> str:
-    """Return the beginning of an error message about one of several queries; empty if it is the only one."""
-    return "" if is_one else f"queries[{number}]: "
-
-
-def make_one_search(query: SearchQuery, place: str, resources: Resources) -> Search:
-    """Return the search for a query. The errors begin with `place`, the position of the query.
-
-    Raise InvalidOption, InvalidItem and ItemNotFound.
-    """
+def read_query(query: SearchQuery, resources: Resources, place: str = "") -> Asked:
+    """Return a query with its search. The errors, those of `read_request`, begin with `place`."""
     try:
         search = make_search(query)
     except InvalidOption as error:
@@ -109,21 +138,7 @@ def make_one_search(query: SearchQuery, place: str, resources: Resources) -> Sea
             check_key(search.like, resources.settings.max_key_bytes)
         except UnreadableItem as error:
             raise ItemNotFound(f"{place}more_like is not the key of an item: {error.reason}.") from error
-    return search
-
-
-async def open_generation(resources: Resources, name: str, queries: Sequence[SearchQuery]) -> Generation:
-    """Return the live generation of a collection.
-
-    Raise CollectionNotFound, WrongKind for a collection without vectors, and SpecMismatch for queries of
-    another vector space.
-    """
-    generation = await resources.generations.find(name)
-    require_vectors(name, generation.kind, "A search compares")
-    fingerprints = {query.fingerprint for query in queries} - {None}
-    if fingerprints and fingerprints != {generation.spec.fingerprint()}:
-        await run_in_threadpool(refuse_other_spaces, resources, generation, queries)
-    return generation
+    return Asked(query, search, place)
 
 
 def refuse_other_spaces(resources: Resources, generation: Generation, queries: Sequence[SearchQuery]) -> None:
@@ -145,58 +160,64 @@ def refuse_other_spaces(resources: Resources, generation: Generation, queries: S
         )
 
 
-def fit_searches(
-    queries: Sequence[SearchQuery], searches: Sequence[Search], generation: Generation, is_one: bool
-) -> tuple[list[Search], list[Vectors | None]]:
+def fit_searches(asked: Sequence[Asked], generation: Generation) -> list[SearchWithVector]:
     """Return the searches with the outputs of the collection that each compares, and the queries' own vectors.
 
-    Raise InvalidOption, which begins with the position of the query unless `is_one`.
+    Raise InvalidOption, which begins with the place of the query.
     """
-    fitted, given = [], []
-    for number, (query, search) in enumerate(zip(queries, searches, strict=True)):
+    fitted: list[SearchWithVector] = []
+    for each in asked:
         try:
-            outputs = query.outputs or list_given(query) or None
-            fitted.append(fit_outputs(search, outputs, generation.spec, generation.collection))
-            given.append(read_own_vectors(query, generation))
+            outputs = each.query.outputs or list_given(each.query) or None
+            search = fit_outputs(each.search, outputs, generation.spec, generation.collection)
+            fitted.append((search, read_own_vectors(each.query, generation)))
         except InvalidOption as error:
-            raise InvalidOption(f"{name_place(number, is_one)}{error}") from error
-    return fitted, given
+            raise InvalidOption(f"{each.place}{error}") from error
+    return fitted
 
 
 async def find_nearest(
-    queries: Sequence[SearchQuery],
-    searches: Sequence[Search],
-    given: Sequence[Vectors | None],
+    asked: Sequence[Asked],
     generation: Generation,
     resources: Resources,
-) -> list[Nearest]:
-    """Return the matches of each search, by the vectors that are given or by those of the query's text.
+    deadline: Deadline,
+    *,
+    is_small: bool,
+) -> list[tuple[Search, Nearest]]:
+    """Return the matches of each query, by the vectors that it has or by those of its text, with its search.
 
-    All texts that need the same outputs are encoded together. Raise the errors of QueryExchange.encode_queries and
-    find_matches.
+    All texts that need the same outputs are encoded together. Raise the errors of `search_collection`, and
+    GenerationChanged.
     """
-    embeddings, cut = list(given), set[int]()
+    require_vectors(generation.collection, generation.kind, "A search compares")
+    if {each.query.fingerprint for each in asked} - {None, generation.spec.fingerprint()}:
+        await run_in_threadpool(refuse_other_spaces, resources, generation, [each.query for each in asked])
+    searches = await run(is_small, fit_searches, asked, generation)
+    cut = set[int]()
     texts: dict[tuple[str, ...], dict[int, str]] = {}
-    for number, (query, search) in enumerate(zip(queries, searches, strict=True)):
-        if given[number] is None and query.text is not None and search.outputs:
-            texts.setdefault(search.outputs, {})[number] = query.text
-    for outputs, asked in texts.items():
+    for number, (search, vectors) in enumerate(searches):
+        if vectors is None and (text := asked[number].query.text) is not None and search.outputs:
+            texts.setdefault(search.outputs, {})[number] = text
+    for outputs, of_searches in texts.items():
         spec = generation.spec.narrow(outputs)
-        encoded = await resources.queries.encode_queries(spec, list(asked.values()))
-        for number, (embedding, is_cut) in zip(asked, encoded, strict=True):
-            embeddings[number] = embedding
+        encoded = await resources.queries.encode_queries(spec, list(of_searches.values()), deadline)
+        for number, (vectors, is_cut) in zip(of_searches, encoded, strict=True):
+            searches[number] = searches[number][0], vectors
             cut |= {number} if is_cut else set()
-    found = await resources.searches.find(generation, list(zip(searches, embeddings, strict=True)))
-    return [replace(nearest, is_cut=number in cut) for number, nearest in enumerate(found)]
+    found = await resources.searches.find(generation, searches, deadline)
+    return [
+        (search, replace(nearest, is_cut=number in cut))
+        for number, ((search, _), nearest) in enumerate(zip(searches, found, strict=True))
+    ]
 
 
-def make_answer(searches: Sequence[Search], found: Sequence[Nearest], is_one: bool) -> bytes:
+def make_answer(found: Sequence[tuple[Search, Nearest]], is_one: bool) -> bytes:
     """Return the JSON answer: one list of matches, or one per query unless `is_one`."""
-    answers = [tell_nearest(nearest, search) for nearest, search in zip(found, searches, strict=True)]
+    answers = [tell_nearest(nearest, search) for search, nearest in found]
     return write_answer(answers[0] if is_one else ManySearchesAnswer(data=answers))
 
 
-def read_own_vectors(query: SearchQuery, generation: Generation) -> Vectors | None:
+def read_own_vectors(query: SearchQuery, generation: Generation) -> Query:
     """Return a query's own vectors: the dense one alone as float32 [dimensions]. Raise InvalidOption."""
     own = Representations()
     if query.embedding is not None:

@@ -642,15 +642,15 @@ MUTANTS: Final = (
     ),
     Mutant(
         "without an index of sparse weights both parts read all rows",
-        "vectormill/search/matches.py",
-        'if in_parts and "sparse" in statement.values and "sparse" not in reading.by_index:',
+        "vectormill/search/plans.py",
+        'if depth.in_parts and "sparse" in statement.values and "sparse" not in reading.by_index:',
         "if False:",
     ),
     Mutant(
         "a ranking by an index of sparse weights that ends early is taken for whole",
         "vectormill/search/matches.py",
-        "min((found[name] for name in reading.by_index), default=None)",
-        'min((found[name] for name in reading.by_index - {"sparse"}), default=None)',
+        "min((found.counts.get(name, 0) for name in found.reading.by_index), default=None)",
+        'min((found.counts.get(name, 0) for name in found.reading.by_index - {"sparse"}), default=None)',
     ),
     Mutant(
         "an edited certificate is believed",

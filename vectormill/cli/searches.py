@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 MAX_TEXT_CELL = 100
-# The hint to build an index is for larger collections only: fewer rows are scanned in milliseconds.
-MANY_ROWS = 10_000
 # The texts of one request of a ranking: few enough for long ones, which count with the query against its 16 MiB.
 RANKED_AT_ONCE = 250
 
@@ -78,6 +76,7 @@ def search(
         fingerprint (HEX): Fail if the collection has another vector space.
     """
     from vectormill.search.filter import read_filters
+    from vectormill.search.operations import list_notes
 
     if hybrid and mode not in (None, "hybrid"):
         raise InvalidOption(f"--hybrid means --mode hybrid and cannot be combined with --mode {mode}.")
@@ -102,19 +101,8 @@ def search(
         ef_search=ef_search,
         fingerprint=fingerprint,
     )
-    if matches.truncated:
-        tell(f"Only the beginning of the query was read, as many tokens as {collection} has as max_tokens.")
-    if matches.repeated_because is not None:
-        tell(f"Repeated as an exact search, because {matches.repeated_because}.")
-    elif (matches.num_rows_read or 0) >= MANY_ROWS:
-        tell(
-            f"No vector index served this search: all rows of {collection}, about {matches.num_rows_read:,}, were "
-            f"read. `vectormill collections index {collection}` shows the indexes, and `vectormill collections index "
-            f"{collection} --policy hnsw --wait` builds one."
-        )
-    if matches.missing_fields:
-        hint = " A name that has a dot stands in double quotes." if "." in "".join(filter or ()) else ""
-        tell(f"No row that was sampled has the metadata field {' or '.join(matches.missing_fields)}.{hint}")
+    for note in list_notes(vars(matches), collection):
+        tell(note)
     if not json:
         print_matches(matches, include or ())
         return

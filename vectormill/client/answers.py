@@ -43,27 +43,26 @@ class EventReader:
 class Matches(list[MatchBody]):
     """The matches of a search, best first, as `{"key", "score", "metadata"}` and the other parts requested.
 
-    `num_rows_read` is the approximate number of rows scanned; it is None when an index was used.
-    `next_offset` is the offset of the next page, if there is one. `repeated_because` says why an exact search
-    was run again after the index had returned too few matches. `missing_fields` are fields of the filter that no
-    sampled row has; they are looked for only if there are no matches. `truncated` says that the query's text was cut
-    at the collection's max_tokens.
+    Its attributes are the other fields of the answer. `num_rows_read` is the approximate number of rows scanned; it is
+    None when an index was used. `next_offset` is the offset of the next page, if there is one. `repeated_because` says
+    why an exact search was run again after the index had returned too few matches, `incomplete_because` why there may
+    be better ones, and `pages_differ_because` why the page may repeat matches of those before it. `missing_fields` are
+    fields of the filter that no sampled row has; they are looked for only if there are no matches. `truncated` says
+    that the query's text was cut at the collection's max_tokens.
     """
 
     num_rows_read: int | None = None
     next_offset: int | None = None
     repeated_because: str | None = None
+    incomplete_because: str | None = None
+    pages_differ_because: str | None = None
     missing_fields: Sequence[str] = ()
     truncated: bool = False
 
     @classmethod
     def from_answer(cls, answer: SearchAnswer) -> "Matches":
         matches = cls(answer["data"])
-        matches.num_rows_read = answer.get("num_rows_read")
-        matches.next_offset = answer.get("next_offset")
-        matches.repeated_because = answer.get("repeated_because")
-        matches.missing_fields = answer.get("missing_fields", ())
-        matches.truncated = answer.get("truncated", False)
+        vars(matches).update({name: value for name, value in answer.items() if name != "data"})
         return matches
 
 

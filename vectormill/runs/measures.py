@@ -14,7 +14,8 @@ from vectormill.collections.collection import RECORDS, Generation
 from vectormill.collections.index_plan import choose_comparison
 from vectormill.domain.encoding import FLOAT16, FLOAT32, INT8
 from vectormill.domain.task import DENSE, RAW, SCORE, SIGMOID, SOFTMAX, TANH
-from vectormill.search.matches import PREPARE_SEARCH, choose_num_candidates
+from vectormill.search.matches import PREPARE_SEARCH
+from vectormill.search.search import choose_num_candidates
 from vectormill.vectors.vector_types import choose_vector_type
 
 # An exact search reads every row, at some million rows per second; this bounds the rows read by all exact
@@ -185,7 +186,8 @@ def find_nearest(
     statement = FIND_NEAREST.format(distance=distance, table=generation.table_name)
     key, query = row
     values: dict[str, Any] = {"query": query, "limit": limit + 1}
-    connection.execute(PREPARE_SEARCH, {"timeout": "0", "num_candidates": choose_num_candidates(limit)})
+    settings = {"timeout": "0", "num_candidates": choose_num_candidates(limit), "is_chosen": False}
+    connection.execute(PREPARE_SEARCH, settings)
     connection.execute(READ_EVERY_ROW if is_exact else READ_THE_INDEX)
     rows = connection.execute(text(statement), values).all()
     return [(found.key, float(found.distance)) for found in rows if found.key != key][:limit]

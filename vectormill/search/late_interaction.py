@@ -4,10 +4,9 @@ The score is MaxSim: for each token of the query the largest inner product with 
 query's tokens. Source: Khattab and Zaharia, ColBERT, SIGIR 2020, section 3.2.
 """
 
-import heapq
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import islice
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -19,21 +18,54 @@ from vectormill.collections.collection import Generation
 from vectormill.collections.row_kinds import ManyRepresentations
 from vectormill.db.session import driver_of
 from vectormill.search.filters import compile_filter
-from vectormill.search.rankings import Statement, leave_out_own, name_tables
+from vectormill.search.rankings import Statement, count_ranked, leave_out_own, name_tables
 from vectormill.search.search import Search
 from vectormill.vectors.representations import limit_rows
 
-# A page by document is made of this many times as many of the best rows, since a document may have several among them.
-PASSAGES_PER_DOCUMENT: Final = 32
-
-# Postgres leaves the attributes out where the condition does not name them.
+# Postgres leaves the attributes out where neither the condition nor the document is asked for.
 READ_ROWS: Final = """
-    SELECT vectors.key, array_send(vectors.multi_vector) AS halves, vectors.multi_vector_codes AS codes
+    SELECT vectors.key, array_send(vectors.multi_vector) AS halves, vectors.multi_vector_codes AS codes,
+           {document} AS document
       FROM vectormill.{table} AS vectors
       LEFT JOIN vectormill.{attributes} AS attributes USING (key)
      WHERE {condition}
 """
 IS_CANDIDATE: Final = "vectors.key = ANY(CAST(:keys AS text[]))"
+# This many rows beyond twice the kept ones are collected before the worse ones are dropped.
+SPARE_ROWS: Final = 1000
+
+
+@dataclass(slots=True)
+class BestRows:
+    """The best of any number of rows, or the best row of each of the best documents, in bounded memory.
+
+    `num_seen` is the number of rows that were scored, and `counts` has the number of candidates of each ranking.
+    """
+
+    num_kept: int
+    by_document: bool
+    num_seen: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    _best: dict[str, tuple[float, str]] = field(
+        default_factory=dict
+    )  # by key or document: the order and key of a row
+
+    def add(self, key: str, document: str | None, score: float) -> None:
+        self.num_seen += 1
+        group, row = (document or key) if self.by_document else key, (-score, key)
+        if group not in self._best or row < self._best[group]:
+            self._best[group] = row
+            if len(self._best) > 2 * self.num_kept + SPARE_ROWS:
+                self._drop()
+
+    def read_scores(self) -> dict[str, float]:
+        """Return the scores of the rows by their keys, best first."""
+        self._drop()
+        return {key: -order for order, key in self._best.values()}
+
+    def _drop(self) -> None:
+        ordered = sorted(self._best.items(), key=lambda each: each[1])
+        self._best = dict(ordered[: self.num_kept])
 
 
 def score_rows(
@@ -43,58 +75,52 @@ def score_rows(
     query: npt.NDArray[np.float16],
     candidates: Statement | None,
     document: str | None,
-) -> dict[str, float]:
-    """Return the MaxSim of rows with `query` [tokens, width], by key.
+    best: BestRows,
+) -> Iterator[None]:
+    """Add rows with their MaxSim with `query` [tokens, width] to `best`; the iterator stops after each block of rows.
 
-    `candidates` is the statement of their keys; None means every row that passes the filter, of which only the best
-    are returned. The row that the search is like is left out, by document with its whole document.
+    `candidates` is the statement of their keys; None means every row that passes the filter. The row that the search is
+    like is left out, by document with its whole document.
     """
     kind = open_kind(driver_of(connection), generation.spec)
     assert isinstance(kind, ManyRepresentations)
-    if candidates is not None:
-        keys = list(connection.execute(text(candidates.sql), candidates.values).scalars())
-        return dict(_score(_read_candidates(connection, generation, keys), query, generation, kind))
-    num_kept = search.num_wanted * (PASSAGES_PER_DOCUMENT if search.by_document else 1)
-    with closing(_read_all(connection, generation, search, document)) as rows:
-        scored = _score(rows, query, generation, kind)
-        return dict(heapq.nsmallest(num_kept, scored, key=lambda row: (-row[1], row[0])))
+    own = query.astype(np.float32)
+    if candidates is None:
+        conditions, values = leave_out_own(search, document)
+        condition = compile_filter(search.condition, "attributes.metadata")
+        statement = write_rows(generation, search, " AND ".join([condition.sql, *conditions]))
+        blocks = _read_blocks(connection, generation, statement, values | condition.values)
+    else:
+        blocks = _read_candidates(connection, generation, search, candidates, best)
+    with closing(blocks):
+        for rows in blocks:
+            vectors = [kind.read_tokens(row.halves, row.codes, generation.spec) for row in rows]
+            for row, score in zip(rows, measure_maxsim(own, vectors).tolist(), strict=True):
+                best.add(row.key, row.document, score)
+            yield
+
+
+def write_rows(generation: Generation, search: Search, condition: str) -> str:
+    document = "attributes.document" if search.by_document else "NULL"
+    return READ_ROWS.format(document=document, condition=condition, **name_tables(generation))
+
+
+def _read_blocks(
+    connection: Connection, generation: Generation, statement: str, values: Mapping[str, object]
+) -> Generator[Sequence[Row[Any]]]:
+    """Yield the rows of a statement in blocks whose vectors fit into memory, from a cursor on the server."""
+    options = {"yield_per": limit_rows(generation.spec.token_dimensions)}
+    with connection.execute(text(statement), values, execution_options=options) as rows:
+        yield from rows.partitions()
 
 
 def _read_candidates(
-    connection: Connection, generation: Generation, keys: Sequence[str]
-) -> Iterator[Row[Any]]:
-    statement = text(READ_ROWS.format(condition=IS_CANDIDATE, **name_tables(generation)))
-    num_rows = limit_rows(generation.spec.token_dimensions)
-    for start in range(0, len(keys), num_rows):
-        yield from connection.execute(statement, {"keys": list(keys[start : start + num_rows])})
-
-
-def _read_all(
-    connection: Connection, generation: Generation, search: Search, document: str | None
-) -> Generator[Row[Any]]:
-    """Yield every row that passes the filter, from a cursor on the server."""
-    conditions, values = leave_out_own(search, document)
-    condition = compile_filter(search.condition, "attributes.metadata")
-    values |= condition.values
-    statement = READ_ROWS.format(
-        condition=" AND ".join([condition.sql, *conditions]), **name_tables(generation)
-    )
-    options = {"yield_per": limit_rows(generation.spec.token_dimensions)}
-    with connection.execute(text(statement), values, execution_options=options) as rows:
-        yield from rows
-
-
-def _score(
-    rows: Iterator[Row[Any]],
-    query: npt.NDArray[np.float16],
-    generation: Generation,
-    kind: ManyRepresentations,
-) -> Iterator[tuple[str, float]]:
-    own = query.astype(np.float32)
-    while batch := list(islice(rows, limit_rows(generation.spec.token_dimensions))):
-        vectors = [kind.read_tokens(row.halves, row.codes, generation.spec) for row in batch]
-        scores = measure_maxsim(own, vectors)
-        yield from zip((row.key for row in batch), scores.tolist(), strict=True)
+    connection: Connection, generation: Generation, search: Search, candidates: Statement, best: BestRows
+) -> Generator[Sequence[Row[Any]]]:
+    statement = text(write_rows(generation, search, IS_CANDIDATE))
+    for found in _read_blocks(connection, generation, candidates.sql, candidates.values):
+        best.counts = best.counts or count_ranked(found)
+        yield connection.execute(statement, {"keys": [row.key for row in found]}).all()
 
 
 def measure_maxsim(

@@ -1,12 +1,22 @@
-"""Matches: run searches in Postgres, and read from their plans if an index found the rows.
+"""Matches: run searches in Postgres, each by the same steps, whatever it compares.
 
-One statement runs one search, or a round: several searches that differ in little but their vectors. For a collection of
-a few thousand rows, planning and the round trip of a statement cost as much as the search itself."""
+| step         | module              | what it does |
+| ------------ | ------------------- | ------------ |
+| candidates   | rankings            | the best rows by vectors, sparse weights or words, or by several fused |
+| exact scores | late_interaction    | MaxSim of the candidates, or of all rows, if multi-vectors are compared |
+| groups       | rankings            | the best row of each document, if the search is by document |
+| page         | rankings            | the rows from offset on, with the included columns |
+
+The steps are repeated with more candidates, and in the end with all, until the page has as many rows as exist and were
+asked for, or until the deadline: then the answer is what was found, and says so.
+
+One statement runs one search, or a round: several searches that differ only in their vectors. For a collection of a few
+thousand rows, planning and the round trip of a statement cost as much as the search itself.
+"""
 
 import functools
 import math
-import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,11 +30,12 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name, estimate_num_rows
-from vectormill.collections.indexes import count_unindexed
 from vectormill.domain.errors import Conflict, SearchTimeout, TextsNotKept
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
+from vectormill.search.deadline import Deadline
 from vectormill.search.filter import Filter, list_fields
-from vectormill.search.late_interaction import score_rows
+from vectormill.search.late_interaction import BestRows, score_rows
+from vectormill.search.plans import PlannedReading, Plans
 from vectormill.search.query_vectors import (
     QueryVector,
     find_representations,
@@ -33,120 +44,9 @@ from vectormill.search.query_vectors import (
     make_sparse_query,
     read_vector,
 )
-from vectormill.search.rankings import Ranking, Statement, write_given, write_round
-from vectormill.search.search import BY_TEXT, BY_VECTOR, VECTOR, Match, Nearest, Search, check_search
+from vectormill.search.rankings import Depth, Ranking, Statement, count_ranked, write_given, write_round
+from vectormill.search.search import BY_TEXT, BY_VECTOR, DEPTH, VECTOR, Match, Nearest, Search, check_search
 from vectormill.vectors.representations import Representations
-
-# Up to this number, rows are found by an index on their metadata and compared exactly within a few milliseconds.
-FEW_ROWS: Final = 2000
-# Bound values that do not influence the plan of a search.
-UNPLANNED: Final = ("query", "queries", "sparse", "words", "own")
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedReading:
-    """The plan of Postgres for a search: the rankings by vector index, and about how many rows are read without one.
-
-    `num_filtered` is the estimated number of rows from an index on metadata or words; None if no such index is used.
-    `num_rows_unindexed` is the number of rows that are read beside the index of sparse weights; None without it.
-    """
-
-    by_index: frozenset[str]
-    num_rows_read: int | None
-    num_filtered: int | None
-    num_rows_unindexed: int | None = None
-
-    @property
-    def is_by_index(self) -> bool:
-        return bool(self.by_index)
-
-
-UNREAD: Final = PlannedReading(frozenset(), None, None)
-
-
-class Plans:
-    """A cache of EXPLAIN results: statements that differ only in their vectors or words are explained once."""
-
-    def __init__(self, connection: Connection, generation: Generation) -> None:
-        self._connection = connection
-        self._generation = generation
-        self._readings: dict[tuple[str, str], PlannedReading] = {}
-
-    def choose(
-        self, write: Callable[..., Statement], *, is_exact: bool, is_filtered: bool, in_parts: bool = True
-    ) -> tuple[Statement, PlannedReading]:
-        """Return the statement to run, made by `write`, and its plan. It is exact if requested, or if a filter leaves
-        few rows.
-
-        With `in_parts`, sparse weights are searched among the rows that their index has and among the others. Without
-        that index, or if it is not worth it, each part would read all rows, so they are searched as one.
-
-        The planner underestimates the vector index if the filter removes most of its rows: 12 ms instead of 3 ms where
-        200 of 20,000 rows satisfy the filter, and some of the nearest are missed.
-        """
-        statement = write(is_exact=is_exact, in_parts=in_parts)
-        reading = self.explain(statement)
-        if in_parts and "sparse" in statement.values and "sparse" not in reading.by_index:
-            statement = write(is_exact=is_exact)
-            reading = self.explain(statement)
-        if reading.is_by_index and is_filtered:
-            exact = write(is_exact=True)
-            exactly = self.explain(exact)
-            if exactly.num_filtered is not None and exactly.num_filtered <= FEW_ROWS:
-                return exact, exactly
-        return statement, reading
-
-    def explain(self, statement: Statement) -> PlannedReading:
-        values = {name: value for name, value in statement.values.items() if name not in UNPLANNED}
-        kind = (statement.sql, repr(values))
-        if kind not in self._readings:
-            self._readings[kind] = self._read_plan(statement)
-        return self._readings[kind]
-
-    def _read_plan(self, statement: Statement) -> PlannedReading:
-        explained = text(f"EXPLAIN (FORMAT JSON) {statement.sql}")
-        (plan,) = self._connection.execute(explained, statement.values).scalar_one()
-        nodes = list(walk_plan(plan["Plan"]))
-        table, attributes = self._generation.table_name, attributes_name(self._generation.id)
-        of_attributes = [node for node in nodes if node.get("Relation Name") == attributes]
-        served = [node for node in of_attributes if is_by_own_index(node, f"{attributes}_pkey")]
-        num_filtered = max((int(node["Plan Rows"]) for node in served), default=None)
-        ordered = [node["Order By"] for node in nodes if "Order By" in node]
-        by_index = frozenset("sparse" if "sparse <#>" in order else "vector" for order in ordered)
-        if "sparse" in by_index:
-            return PlannedReading(by_index, None, num_filtered, count_unindexed(self._connection, table))
-        if by_index:
-            return PlannedReading(by_index, None, num_filtered)
-        whole = [node for node in nodes if is_scan(node) and node["Relation Name"] == table]
-        if whole and num_filtered is None:  # all parallel processes together
-            num_processes = 1 + max(int(node.get("Workers Planned", 0)) for node in nodes)
-            num_rows = max(int(node["Plan Rows"]) for node in whole) * num_processes
-            if any("Filter" in node for node in whole):  # the estimate is of the rows that remain
-                num_rows = max(num_rows, estimate_num_rows(self._connection, table) or 0)
-            return PlannedReading(by_index, num_rows, None)
-        if any(is_scan(node) and "Filter" in node for node in of_attributes):
-            num_rows = estimate_num_rows(self._connection, attributes) or 0
-            return PlannedReading(by_index, num_rows, num_filtered)
-        return PlannedReading(by_index, None, num_filtered)
-
-
-def is_scan(node: Mapping[str, Any]) -> bool:
-    """Return whether the plan node scans a whole table."""
-    return bool(node["Node Type"] == "Seq Scan")
-
-
-def is_by_own_index(node: Mapping[str, Any], primary_key: str) -> bool:
-    """Return whether the plan node finds rows by an index other than the primary key."""
-    below = [inner for inner in walk_plan(node) if "Index Name" in inner]
-    return any(inner["Index Name"] != primary_key for inner in below)
-
-
-def walk_plan(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the plan node and all nodes below it."""
-    yield node
-    for below in node.get("Plans", ()):
-        yield from walk_plan(below)
-
 
 # The most searches in one statement, which keeps its vectors and rows small.
 MOST_TOGETHER: Final = 32
@@ -155,9 +55,89 @@ MOST_ROWS: Final = 100
 # Without an index, searches in larger tables run alone: then Postgres scans the table with several processes
 # (min_parallel_table_scan_size), which it does not do within a lateral join.
 MOST_ROWS_READ: Final = 10_000
+# A document may have several passages among the nearest rows. A search by document first ranks as many rows as one
+# whose rankings are fused, and these times its tier if they hold too few documents.
+PASSAGES_PER_DOCUMENT: Final = 32
+DEFAULT_SECONDS: Final = 30.0
+# This share of the time, and at most so many seconds, is left for the page of what was found until then.
+PAGE_SHARE: Final = 0.1
+MOST_PAGE_SECONDS: Final = 1.0
 
 # A query is its dense vector, or several outputs.
-SearchWithVector = tuple[Search, npt.NDArray[np.float32] | Representations | None]
+Query = npt.NDArray[np.float32] | Representations | None
+SearchWithVector = tuple[Search, Query]
+
+# These settings last until the transaction ends. The time-out ends a statement at the deadline. The iterative scan lets
+# an index return more rows than its candidates; relaxed order is enough, since the statement sorts the rows. A larger
+# ef_search in the server's settings stays, unless the search has its own. Custom plans make sure that the explained
+# plan is the one that runs.
+PREPARE_SEARCH: Final = text("""
+    SELECT set_config('statement_timeout', :timeout, true),
+           set_config('hnsw.iterative_scan', 'relaxed_order', true),
+           set_config('hnsw.ef_search', CAST(greatest(CAST(:num_candidates AS integer), CASE WHEN NOT :is_chosen
+               THEN CAST(nullif(current_setting('hnsw.ef_search', true), '') AS integer) END) AS text), true),
+           set_config('plan_cache_mode', 'force_custom_plan', true)
+""")
+
+# When nothing was found, so many fields are looked for in so many rows: some milliseconds at most.
+MOST_FIELDS_SOUGHT: Final = 10
+FIND_MISSING_FIELDS: Final = """
+    SELECT field FROM unnest(CAST(:fields AS text[])) AS field
+     WHERE NOT EXISTS (SELECT 1 FROM (SELECT metadata FROM vectormill.{attributes} LIMIT 2000) AS row
+                        WHERE row.metadata ? field)
+"""
+
+FIND_LANGUAGE: Final = text(
+    "SELECT keep_text, language FROM vectormill.collections WHERE id = :collection_id"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The page that one attempt of a search found.
+
+    `counts` are the rows that the rankings gave, by their names. `shortage` is the reason why there may be more.
+    """
+
+    rows: Sequence[Row[Any]]
+    reading: PlannedReading
+    counts: Mapping[str, int]
+    shortage: str | None = None
+    incomplete_because: str | None = None
+
+
+def find_matches(
+    connection: Connection,
+    generation: Generation,
+    searches: Sequence[SearchWithVector],
+    deadline: Deadline | None = None,
+) -> list[Nearest]:
+    """Return the nearest rows of each search, best first. A search by vector comes with finite float32 [dimensions].
+
+    Nearest means the highest cosine similarity, or the largest inner product if the collection compares by it; of bits
+    it is the cosine of the signs, 1 - 2 × the share that differs. With an HNSW index (pgvector 0.8 or newer) the rows
+    are approximately the nearest, but never fewer. By default there are 30 seconds for all searches together. Raise
+    SearchTimeout if the deadline comes before anything is found (without an index a search reads every row),
+    InvalidOption, TextsNotKept, ItemNotFound, and Conflict if the generation is removed meanwhile.
+    """
+    for search, _ in searches:
+        check_search(search)
+    finder = Finder(connection, generation, deadline or Deadline(DEFAULT_SECONDS))
+    found: list[Nearest | None] = [None] * len(searches)
+    try:
+        for places in divide_into_rounds([search for search, _ in searches]):
+            if len(places) > 1:
+                together = finder.find_round([searches[place] for place in places])
+                for place, nearest in zip(places, together, strict=True):
+                    found[place] = nearest
+            for place in places:
+                if found[place] is None:
+                    found[place] = finder.find_one(*searches[place])
+    except SearchTimeout:
+        if not any(found):
+            raise
+    unread = Nearest([], None, incomplete_because="the time of the request was over before this search ended")
+    return [nearest or unread for nearest in found]
 
 
 def find_company(search: Search) -> Hashable | None:
@@ -165,12 +145,13 @@ def find_company(search: Search) -> Hashable | None:
 
     The number of rows is part of the key, since an index scan for more rows may find nearer ones.
     """
-    is_bare = search.mode == BY_VECTOR and search.like is None and not search.by_document
-    is_bare &= search.outputs == (DENSE,)
-    if not is_bare or VECTOR in search.include or search.num_wanted > MOST_ROWS:
+    is_bare = (
+        search.mode == BY_VECTOR and search.like is None and search.outputs == (DENSE,) and search.is_sliced
+    )
+    if not is_bare or VECTOR in search.include or search.offset or search.limit > MOST_ROWS:
         return None
     # The repr tells 1 from True, which are equal in Python.
-    return search.num_wanted, search.ef_search, search.include, repr(search.condition)
+    return search.limit, search.ef_search, search.include, repr(search.condition)
 
 
 def divide_into_rounds(searches: Sequence[Search]) -> list[list[int]]:
@@ -189,112 +170,242 @@ def divide_into_rounds(searches: Sequence[Search]) -> list[list[int]]:
     return rounds
 
 
-def cut_pages(searches: Sequence[Search], rows: Iterable[Any]) -> list[list[Any]]:
-    """Return the rows of each search's page. A row's `place` is the number of its search, from 1; rows are in order."""
-    of_place: Mapping[int, list[Any]] = {place: [] for place in range(1, len(searches) + 1)}
-    for row in rows:
-        of_place[row.place].append(row)
-    return [
-        found[search.offset : search.num_wanted]
-        for search, found in zip(searches, of_place.values(), strict=True)
-    ]
+class Finder:
+    """Runs the searches of one call, within its deadline."""
 
+    def __init__(self, connection: Connection, generation: Generation, deadline: Deadline) -> None:
+        self._connection = connection
+        self._generation = generation
+        self._deadline = deadline
+        self._plans = Plans(connection, generation)
+        self._prepared: tuple[int, bool, str] | None = None
+        self._is_aborted = False  # True after a time-out, until the transaction is rolled back
+        self._page_seconds = min(PAGE_SHARE * deadline.seconds, MOST_PAGE_SECONDS)
 
-# hnsw.ef_search is the number of candidates of an index scan: 40 by pgvector's default, at most 1,000. If it equals the
-# number of wanted rows, the last of these are often missed: of 20,000 random vectors, the worst case, 200 candidates
-# held 73 % of the 200 nearest, and 400 held 93 %.
-LEAST_CANDIDATES: Final = 100
-CANDIDATES_PER_ROW: Final = 2
-MOST_CANDIDATES: Final = 1000
-# Each ranking of a hybrid search has this many rows, since a row far down in one may come first after fusion.
-LEAST_FUSED: Final = 100
-FUSED_PER_ROW: Final = 4
-# A document may have several passages among the nearest rows. A search by document first reads 4 times its limit, then
-# 32 times if these hold too few documents.
-PASSAGES_PER_DOCUMENT: Final = (4, 32)
+    def find_round(self, searches: Sequence[SearchWithVector]) -> list[Nearest | None]:
+        """Run the searches of one round in one statement. The result is None for each search that must run alone."""
+        first, _ = searches[0]
+        embeddings = [embedding for _, embedding in searches if isinstance(embedding, np.ndarray)]
+        with self._explaining(first):
+            queries = make_query_vectors(self._connection, self._generation, embeddings)
+            if queries is None:
+                return [Nearest([], 0) for _ in searches]
+            write = partial(write_round, self._generation, first, queries)
+            depth = Depth(first.limit)
+            statement, reading = self._plans.choose(write, depth, is_filtered=first.condition is not None)
+            if (reading.num_rows_read or 0) > MOST_ROWS_READ:
+                return [None for _ in searches]
+            rows = self._run(first, statement)
+        pages: list[list[Row[Any]]] = [[] for _ in searches]
+        for row in rows:
+            pages[row.place - 1].append(row)
+        nearest: list[Nearest | None] = []
+        for (search, _), page in zip(searches, pages, strict=True):
+            found = self._judge(Found(page, reading, count_ranked(page)), search, depth)
+            nearest.append(None if found.shortage else self._tell(found, search))
+        return nearest
 
+    def find_one(self, search: Search, query: Query) -> Nearest:
+        """Run one search, with more candidates and in the end with all of them, until its page is full."""
+        with self._explaining(search):
+            language = find_language(self._connection, self._generation) if search.reads_words else None
+            document = None
+            if search.like is not None and set(search.outputs) - {DENSE}:
+                query, document = find_representations(self._connection, self._generation, search.like)
+            queries = make_queries(self._connection, self._generation, search, query, document)
+            if queries is None:
+                return Nearest([], 0)
+            ranking = Ranking(self._generation, search, queries, language)
+            depths = plan_attempts(search)
+            found = self._try(ranking, query, document, depths[0])
+            tried, repeated_because = depths[0], None
+            for depth in depths[1:]:
+                if found.shortage is None or found.incomplete_because:
+                    break
+                if not (depth.is_exact or depth.in_parts or "sparse" in found.reading.by_index):
+                    continue  # the statement would be the last one
+                shortage, tried = found.shortage, depth
+                try:
+                    found = self._try(ranking, query, document, depth)
+                except SearchTimeout:
+                    reason = f"{shortage}, and there was no time to read more"
+                    found = replace(found, incomplete_because=reason)
+                else:
+                    repeated_because = None if depth.in_parts or search.mode == BY_TEXT else shortage
+            differ = self._compare_pages(ranking, found, is_first=tried is depths[0])
+            return self._tell(found, search, repeated_because, differ)
 
-# These settings last until the transaction ends. The time-out ends searches whose client has gone. The iterative scan
-# lets an index return more rows than its candidates; relaxed order is enough, since the statement sorts the rows. A
-# larger ef_search in the server's settings stays. Custom plans make sure that the explained plan is the one that runs.
-PREPARE_SEARCH: Final = text("""
-    SELECT set_config('statement_timeout', :timeout, true),
-           set_config('hnsw.iterative_scan', 'relaxed_order', true),
-           set_config('hnsw.ef_search', CAST(greatest(
-               CAST(:num_candidates AS integer), CAST(nullif(current_setting('hnsw.ef_search', true), '') AS integer)
-           ) AS text), true),
-           set_config('plan_cache_mode', 'force_custom_plan', true)
-""")
-SET_CANDIDATES: Final = text("SELECT set_config('hnsw.ef_search', CAST(:num_candidates AS text), true)")
+    # ---- steps
 
-# When nothing was found, so many fields are looked for in so many rows: some milliseconds at most.
-MOST_FIELDS_SOUGHT: Final = 10
-FIND_MISSING_FIELDS: Final = """
-    SELECT field FROM unnest(CAST(:fields AS text[])) AS field
-     WHERE NOT EXISTS (SELECT 1 FROM (SELECT metadata FROM vectormill.{attributes} LIMIT 2000) AS row
-                        WHERE row.metadata ? field)
-"""
-
-FIND_LANGUAGE: Final = text(
-    "SELECT keep_text, language FROM vectormill.collections WHERE id = :collection_id"
-)
-
-
-def find_matches(
-    connection: Connection,
-    generation: Generation,
-    searches: Sequence[SearchWithVector],
-    *,
-    timeout_seconds: float = 30.0,
-) -> list[Nearest]:
-    """Return the nearest rows of each search, best first. A search by vector comes with finite float32 [dimensions].
-
-    Nearest means the highest cosine similarity, or the largest inner product if the collection compares by it; of bits
-    it is the cosine of the signs, 1 - 2 × the share that differs. With an HNSW index (pgvector 0.8 or newer) the rows
-    are approximately the nearest, but never fewer. Raise SearchTimeout if all searches together take too long (without
-    an index a search reads every row),
-    InvalidOption, TextsNotKept, ItemNotFound, and Conflict if the generation is removed meanwhile.
-    """
-    deadline = time.monotonic() + timeout_seconds
-    plans = Plans(connection, generation)
-    prepared = None
-
-    def prepare_for(search: Search) -> None:
-        nonlocal prepared
-        seconds = max(deadline - time.monotonic(), 0.001)
-        # Settings last until the transaction ends, so they are only sent again for other values; the remaining time is
-        # rounded up to seconds for that reason.
-        wanted = (search.num_wanted, search.ef_search, math.ceil(seconds))
-        if wanted != prepared:
-            prepare(connection, search, seconds)
-            prepared = wanted
-
-    for search, _ in searches:
-        check_search(search)
-    found: list[Nearest | None] = [None] * len(searches)
-    with explaining(generation, timeout_seconds):
-        for places in divide_into_rounds([search for search, _ in searches]):
-            if len(places) > 1:
-                prepare_for(searches[places[0]][0])
-                together = [searches[place] for place in places]
-                for place, nearest in zip(
-                    places, find_round(connection, generation, together, plans), strict=True
+    def _try(self, ranking: Ranking, query: Query, document: str | None, depth: Depth) -> Found:
+        """Return the page that the rankings of this depth give. Raise SearchTimeout if nothing is found in time."""
+        search, generation = ranking.search, self._generation
+        is_filtered = search.condition is not None
+        if MULTI_VECTOR not in search.outputs:
+            statement, reading = self._plans.choose(ranking.write_page, depth, is_filtered=is_filtered)
+            rows = self._run(search, statement)
+            return self._judge(Found(rows, reading, count_ranked(rows)), search, depth)
+        assert isinstance(query, Representations)
+        candidates = None
+        reading = PlannedReading(
+            frozenset(), estimate_num_rows(self._connection, generation.table_name), None
+        )
+        if search.num_rankings:
+            candidates, reading = self._plans.choose(ranking.write_candidates, depth, is_filtered=is_filtered)
+        best = BestRows(search.num_wanted, by_document=search.by_document)
+        incomplete_because = None
+        try:
+            with (
+                self._connection.begin_nested(),
+                self._explaining(search),
+            ):  # what was found outlives a time-out
+                for _ in score_rows(
+                    self._connection, generation, search, query.vectors, candidates, document, best
                 ):
-                    found[place] = nearest
-            for place in places:
-                if found[place] is None:
-                    search, embedding = searches[place]
-                    prepare_for(search)
-                    found[place] = find_one(connection, generation, search, embedding, plans)
+                    self._prepare(search, spare_seconds=self._page_seconds)
+        except SearchTimeout:
+            if not best.num_seen:
+                raise
+            self._prepared, self._is_aborted = None, False
+            num_rows = f"about {reading.num_rows_read:,}" if reading.num_rows_read else "all"
+            incomplete_because = f"there was only time for {best.num_seen:,} of {num_rows} rows"
+            reading = replace(reading, num_rows_read=best.num_seen)
+        rows = self._run(search, write_given(generation, search, best.read_scores()))
+        found = Found(rows, reading, best.counts, incomplete_because=incomplete_because)
+        return self._judge(found, search, depth)
+
+    def _run(self, search: Search, statement: Statement) -> Sequence[Row[Any]]:
+        self._prepare(search)
+        return self._connection.execute(read_statement(statement.sql), statement.values).all()
+
+    def _prepare(self, search: Search, spare_seconds: float = 0.0) -> None:
+        """Set the time-out to what is left, and the candidates of an index. Raise SearchTimeout at the deadline.
+
+        Settings last until the transaction ends, so they are only sent again for other values; the time that is left is
+        rounded down to seconds for that reason.
+        """
+        seconds = self._deadline.seconds_left - spare_seconds
+        if seconds <= 0 or self._is_aborted:
+            raise self._make_timeout()
+        timeout = f"{math.ceil(1000 * seconds) if seconds < 2 else 1000 * math.floor(seconds)}ms"
+        wanted = search.num_candidates, search.ef_search is not None, timeout
+        if wanted != self._prepared:
+            names = ("num_candidates", "is_chosen", "timeout")
+            self._connection.execute(PREPARE_SEARCH, dict(zip(names, wanted, strict=True))).all()
+            self._prepared = wanted
+
+    # ---- judging and telling
+
+    def _judge(self, found: Found, search: Search, depth: Depth) -> Found:
+        return replace(found, shortage=find_shortage(found, search, depth.num_ranked))
+
+    def _compare_pages(self, ranking: Ranking, found: Found, *, is_first: bool) -> str | None:
+        """Return the reason why the page may have rows of the pages before it, or miss some; None for a first page."""
+        search = ranking.search
+        if not search.offset or found.incomplete_because or not search.num_rankings:
+            return None
+        before = replace(search, offset=0)
+        first = replace(ranking, search=before)
+        write = first.write_candidates if MULTI_VECTOR in search.outputs else first.write_page
+        _, reading = self._plans.choose(
+            write, plan_attempts(before)[0], is_filtered=search.condition is not None
+        )
+        by_index = found.reading.by_index
+        is_alike = is_first and (before.tier == search.tier or search.is_sliced)
+        is_alike &= not by_index or before.num_candidates == search.num_candidates
+        if by_index == reading.by_index and (is_alike or not (by_index or search.needs_depth)):
+            return None
+        return (
+            "this page was cut from more rows than the first one, or these were found in another way; a larger limit "
+            "without an offset gives one list"
+        )
+
+    def _tell(
+        self,
+        found: Found,
+        search: Search,
+        repeated_because: str | None = None,
+        pages_differ_because: str | None = None,
+    ) -> Nearest:
+        matches = [make_match(row, search, self._generation) for row in found.rows]
+        if search.min_score is not None:
+            matches = [match for match in matches if match.score >= search.min_score]
+        missing: Sequence[str] = ()
+        if not matches and search.condition is not None and not found.incomplete_because:
+            missing = find_missing_fields(self._connection, self._generation, search.condition)
+        return Nearest(
+            matches,
+            found.reading.num_rows_read,
+            repeated_because,
+            found.reading.num_rows_unindexed,
+            missing,
+            incomplete_because=found.incomplete_because,
+            pages_differ_because=pages_differ_because,
+        )
+
+    def _make_timeout(self) -> SearchTimeout:
+        name = self._generation.collection
+        return SearchTimeout(
+            f"Searching {name!r} took more than {self._deadline.seconds:g} s and was stopped. Without an index every "
+            f"row is read: `vectormill collections index {name}` says why there is none, and with `--policy hnsw "
+            "--wait` builds one."
+        )
+
+    @contextmanager
+    def _explaining(self, search: Search) -> Iterator[None]:
+        """Prepare the search, and run the block.
+
+        Raise SearchTimeout for a cancelled statement of the block, and Conflict for a table that no longer exists.
+        """
+        try:
+            self._prepare(search)
+            yield
+        except OperationalError as error:
+            if not isinstance(error.orig, psycopg.errors.QueryCanceled):
+                raise
+            self._is_aborted = True
+            raise self._make_timeout() from error
+        except ProgrammingError as error:
+            if not isinstance(error.orig, psycopg.errors.UndefinedTable):
+                raise
+            raise Conflict(
+                f"The generation of {self._generation.collection!r} was removed during the search; search again."
+            ) from error
+
+
+def plan_attempts(search: Search) -> list[Depth]:
+    """Return how deep the rankings of each attempt are, from the first one on.
+
+    A query of rare words matches fewer rows than the index is asked for: then its weights alone are compared exactly
+    before everything is.
+    """
+    depth = DEPTH * search.tier if search.needs_depth or search.by_document else search.tier
+    if search.is_sliced:
+        depth = search.limit
+    if search.by_document:
+        many = PASSAGES_PER_DOCUMENT * search.tier
         return [
-            nearest
-            if nearest.matches or search.condition is None
-            else replace(
-                nearest, missing_fields=find_missing_fields(connection, generation, search.condition)
-            )
-            for nearest, (search, _) in zip(found, searches, strict=True)
-            if nearest is not None
+            Depth(depth),
+            Depth(many),
+            Depth(many, in_parts=False),
+            Depth(None, is_exact=True, in_parts=False),
         ]
+    return [Depth(depth), Depth(depth, in_parts=False), Depth(depth, is_exact=True, in_parts=False)]
+
+
+def find_shortage(found: Found, search: Search, num_ranked: int | None) -> str | None:
+    """Return the reason why the search may have more or better results than were found; None if it has none."""
+    is_full = len(found.rows) == search.limit
+    if not search.num_rankings or (is_full and not search.needs_depth):
+        return None
+    is_cut = num_ranked is not None and (not found.rows or max(found.counts.values()) >= num_ranked)
+    if search.by_document and is_cut and not is_full:
+        return f"the {num_ranked:,} nearest passages belong to fewer documents than requested"
+    fewest = min((found.counts.get(name, 0) for name in found.reading.by_index), default=None)
+    if fewest is not None and num_ranked is not None and fewest < num_ranked:
+        which = "" if search.condition is None else " that satisfy the filter"
+        return f"the index returned only {fewest:,} of {num_ranked:,} rows{which}"
+    return None
 
 
 def find_missing_fields(connection: Connection, generation: Generation, condition: Filter) -> list[str]:
@@ -302,87 +413,6 @@ def find_missing_fields(connection: Connection, generation: Generation, conditio
     fields = sorted(list_fields(condition))[:MOST_FIELDS_SOUGHT]
     sought = FIND_MISSING_FIELDS.format(attributes=attributes_name(generation.id))
     return list(connection.execute(read_statement(sought), {"fields": fields}).scalars())
-
-
-def prepare(connection: Connection, search: Search, timeout_seconds: float) -> None:
-    num_candidates = choose_num_candidates(search.num_wanted)
-    timeout = f"{math.ceil(timeout_seconds * 1000)}ms"
-    connection.execute(PREPARE_SEARCH, {"timeout": timeout, "num_candidates": num_candidates}).all()
-    if search.ef_search is not None:
-        connection.execute(SET_CANDIDATES, {"num_candidates": search.ef_search}).all()
-
-
-def find_round(
-    connection: Connection, generation: Generation, searches: Sequence[SearchWithVector], plans: Plans
-) -> list[Nearest | None]:
-    """Run the searches of one round in one statement. The result is None for each search that must run alone."""
-    first, _ = searches[0]
-    whole = replace(first, limit=first.num_wanted, offset=0)
-    embeddings = [embedding for _, embedding in searches if isinstance(embedding, np.ndarray)]
-    queries = make_query_vectors(connection, generation, embeddings)
-    if queries is None:
-        return [Nearest([], 0) for _ in searches]
-    write = partial(write_round, generation, whole, queries)
-    statement, reading = plans.choose(write, is_exact=False, is_filtered=whole.condition is not None)
-    if (reading.num_rows_read or 0) > MOST_ROWS_READ:
-        return [None for _ in searches]
-    rows = connection.execute(read_statement(statement.sql), statement.values).all()
-    pages = cut_pages([search for search, _ in searches], rows)
-    return [
-        make_nearest(page, search, generation, reading)
-        if find_shortage(search, reading, page, whole.limit) is None
-        else None
-        for (search, _), page in zip(searches, pages, strict=True)
-    ]
-
-
-def find_one(
-    connection: Connection,
-    generation: Generation,
-    search: Search,
-    query: npt.NDArray[np.float32] | Representations | None,
-    plans: Plans,
-) -> Nearest:
-    """Run one search, repeatedly with more rows and finally with all, until its page is full."""
-    language = find_language(connection, generation) if search.reads_words else None
-    document = None
-    if search.like is not None and set(search.outputs) - {DENSE}:
-        query, document = find_representations(connection, generation, search.like)
-    queries = make_queries(connection, generation, search, query, document)
-    if queries is None:
-        return Nearest([], 0)
-    if MULTI_VECTOR in search.outputs:
-        assert isinstance(query, Representations)
-        num_candidates = max(LEAST_FUSED, FUSED_PER_ROW * search.num_wanted)
-        candidates, reading = None, UNREAD
-        if search.num_rankings:
-            best = Ranking(generation, search, queries, num_candidates, language)
-            candidates, reading = plans.choose(
-                best.write_keys, is_exact=False, is_filtered=search.condition is not None
-            )
-        else:
-            reading = replace(UNREAD, num_rows_read=estimate_num_rows(connection, generation.table_name))
-        scores = score_rows(connection, generation, search, query.vectors, candidates, document)
-        given = write_given(generation, search, scores)
-        page = connection.execute(read_statement(given.sql), given.values).all()
-        return make_nearest(page, search, generation, reading)
-    rows: Sequence[Row[Any]] = []
-    reading = UNREAD
-    shortage: str | None = None
-    repeated_because: str | None = None
-    for num_ranked, is_exact, in_parts in plan_attempts(search):
-        if not (is_exact or in_parts or "sparse" in reading.by_index):
-            continue  # the statement would be the last one
-        repeated_because = None if in_parts or search.mode == BY_TEXT else shortage
-        ranking = Ranking(generation, search, queries, num_ranked, language)
-        statement, reading = plans.choose(
-            ranking.write_page, is_exact=is_exact, is_filtered=search.condition is not None, in_parts=in_parts
-        )
-        rows = connection.execute(read_statement(statement.sql), statement.values).all()
-        shortage = find_shortage(search, reading, rows, num_ranked)
-        if shortage is None:
-            break
-    return make_nearest(rows, search, generation, reading, repeated_because)
 
 
 def make_queries(
@@ -408,54 +438,6 @@ def make_queries(
         assert isinstance(query, Representations)
         queries["sparse"] = make_sparse_query(generation, query, document)
     return queries
-
-
-def plan_attempts(search: Search) -> list[tuple[int | None, bool, bool]]:
-    """Return the attempts of a search: how many rows each one ranks (None for all), and two conditions.
-
-    They say whether it must be exact, and whether sparse weights are searched in parts. A query of rare words matches
-    fewer rows than the index is asked for: then its weights alone are compared exactly before everything is.
-    """
-    num_wanted = search.num_wanted
-    num_ranked = max(LEAST_FUSED, FUSED_PER_ROW * num_wanted) if search.is_fused else num_wanted
-    if search.by_document:
-        few, many = (factor * num_ranked for factor in PASSAGES_PER_DOCUMENT)
-        return [(few, False, True), (many, False, True), (many, False, False), (None, True, False)]
-    return [(num_ranked, False, True), (num_ranked, False, False), (num_ranked, True, False)]
-
-
-def find_shortage(
-    search: Search, reading: PlannedReading, rows: Sequence[Row[Any]], num_ranked: int | None
-) -> str | None:
-    """Return the reason why the search may have more results than `rows`; None if these are complete."""
-    num_nearest = rows[0].num_nearest if rows else 0
-    found = {"vector": num_nearest, "sparse": rows[0]._mapping.get("num_weighed", num_nearest) if rows else 0}
-    is_full = len(rows) == search.limit
-    if is_full and not search.is_fused:
-        return None
-    is_cut = num_ranked is not None and (max(found.values()) >= num_ranked or not rows)
-    if search.by_document and is_cut and not is_full:
-        return f"the {num_ranked:,} nearest passages belong to fewer documents than requested"
-    # Fusion needs the whole ranking, not only as many rows as the page.
-    num_wanted = num_ranked if search.is_fused or search.by_document else search.num_wanted
-    fewest = min((found[name] for name in reading.by_index), default=None)
-    if fewest is not None and num_wanted is not None and fewest < num_wanted:
-        which = "" if search.condition is None else " that satisfy the filter"
-        return f"the index returned only {fewest:,} of {num_wanted:,} rows{which}"
-    return None
-
-
-def make_nearest(
-    rows: Sequence[Row[Any]],
-    search: Search,
-    generation: Generation,
-    reading: PlannedReading,
-    repeated_because: str | None = None,
-) -> Nearest:
-    matches = [make_match(row, search, generation) for row in rows]
-    if search.min_score is not None:
-        matches = [match for match in matches if match.score >= search.min_score]
-    return Nearest(matches, reading.num_rows_read, repeated_because, reading.num_rows_unindexed)
 
 
 def make_match(row: Row[Any], search: Search, generation: Generation) -> Match:
@@ -486,32 +468,7 @@ def find_language(connection: Connection, generation: Generation) -> str:
     return f"pg_catalog.{row.language}"
 
 
-@contextmanager
-def explaining(generation: Generation, timeout_seconds: float) -> Iterator[None]:
-    """Raise SearchTimeout for a cancelled statement of the block, and Conflict for a table that no longer exists."""
-    try:
-        yield
-    except OperationalError as error:
-        if not isinstance(error.orig, psycopg.errors.QueryCanceled):
-            raise
-        raise SearchTimeout(
-            f"Searching {generation.collection!r} took more than {timeout_seconds:g} s and was stopped. Without an "
-            f"index every row is read: `vectormill collections index {generation.collection}` says why there is none, "
-            "and with `--policy hnsw --wait` builds one."
-        ) from error
-    except ProgrammingError as error:
-        if not isinstance(error.orig, psycopg.errors.UndefinedTable):
-            raise
-        raise Conflict(
-            f"The generation of {generation.collection!r} was removed during the search; search again."
-        ) from error
-
-
 @functools.lru_cache(maxsize=512)
 def read_statement(sql: str) -> TextClause:
     """Return the SQL as a TextClause; the cache saves parsing it for parameters again."""
     return text(sql)
-
-
-def choose_num_candidates(num_wanted: int) -> int:
-    return min(MOST_CANDIDATES, max(LEAST_CANDIDATES, CANDIDATES_PER_ROW * num_wanted))

@@ -1,5 +1,6 @@
 """The operation that searches a collection, with the bodies that API and client exchange."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
 
 import msgspec
@@ -269,6 +270,19 @@ class SearchAnswer(TypedDict):
             ),
         ]
     ]
+    incomplete_because: NotRequired[
+        Annotated[
+            str,
+            Meta(
+                description="Why there may be better or further matches: the time of the request was over before."
+            ),
+        ]
+    ]
+    pages_differ_because: NotRequired[
+        Annotated[
+            str, Meta(description="Why this page may repeat matches of the pages before it, or miss some.")
+        ]
+    ]
     truncated: NotRequired[
         Annotated[
             bool,
@@ -291,6 +305,10 @@ class ManySearchesAnswer(TypedDict):
     data: list[SearchAnswer]
 
 
+# The fields of an answer that are those of Nearest.
+FACTS: Final = ("num_rows_unindexed", "repeated_because", "incomplete_because", "pages_differ_because")
+
+
 def tell_nearest(nearest: Nearest, search: Search) -> SearchAnswer:
     """Return the response body of one search."""
     answer = SearchAnswer(
@@ -298,15 +316,41 @@ def tell_nearest(nearest: Nearest, search: Search) -> SearchAnswer:
     )
     if len(nearest.matches) == search.limit and search.num_wanted <= MAX_OFFSET:
         answer["next_offset"] = search.num_wanted
-    if nearest.num_rows_unindexed is not None:
-        answer["num_rows_unindexed"] = nearest.num_rows_unindexed
-    if nearest.repeated_because is not None:
-        answer["repeated_because"] = nearest.repeated_because
-    if nearest.is_cut:
-        answer["truncated"] = True
-    if nearest.missing_fields:
-        answer["missing_fields"] = list(nearest.missing_fields)
+    facts: dict[str, Any] = {name: getattr(nearest, name) for name in FACTS}
+    facts |= {"truncated": nearest.is_cut or None, "missing_fields": list(nearest.missing_fields) or None}
+    answer.update({name: fact for name, fact in facts.items() if fact is not None})  # type: ignore[typeddict-item]
     return answer
+
+
+# Below this number of rows, reading all of them takes a few milliseconds, and nobody needs an index.
+MANY_ROWS: Final = 10_000
+
+
+def list_notes(answer: Mapping[str, Any], collection: str) -> list[str]:
+    """Return sentences for people about how an answer was found."""
+    notes = []
+    if answer.get("truncated"):
+        notes.append(
+            f"Only the beginning of the query was read, as many tokens as {collection} has as max_tokens."
+        )
+    if (reason := answer.get("incomplete_because")) is not None:
+        notes.append(f"There may be better matches: {reason}.")
+    elif (reason := answer.get("repeated_because")) is not None:
+        notes.append(f"Repeated as an exact search, because {reason}.")
+    elif (num_rows := answer.get("num_rows_read") or 0) >= MANY_ROWS:
+        notes.append(
+            f"No vector index served this search: all rows of {collection}, about {num_rows:,}, were read. "
+            f"`vectormill collections index {collection}` shows the indexes, and `vectormill collections index "
+            f"{collection} --policy hnsw --wait` builds one."
+        )
+    if (reason := answer.get("pages_differ_because")) is not None:
+        notes.append(f"Pages may repeat or miss matches, because {reason}.")
+    if missing := answer.get("missing_fields"):
+        hint = (
+            " A name that has a dot stands in double quotes." if any("." in name for name in missing) else ""
+        )
+        notes.append(f"No row that was sampled has the metadata field {' or '.join(missing)}.{hint}")
+    return notes
 
 
 def tell_match(match: Match, search: Search) -> MatchBody:

@@ -37,11 +37,11 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
+from vectormill.db.plans import walk_plan
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import InvalidItem, SourceFailed
 from vectormill.jobs.item import Item
 from vectormill.rows.decoding import RowBatch
-from vectormill.search.matches import walk_plan
 from vectormill.settings import Settings
 from vectormill.sources.reader import (
     MOST_ROWS,

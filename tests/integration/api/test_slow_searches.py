@@ -5,14 +5,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import pytest
 from sqlalchemy import Engine, event, text
 
 from api.search_pool import SEARCH_CONNECTIONS, SearchPool
-from tests.api_server import ITEMS, api_client, assert_problem, encode_waiting, many, submit
+from tests.api_server import ITEMS, api_client, assert_problem, delete, encode_waiting, many, submit
 from tests.database import ask
 from tests.protocol import vector_of
 from tests.waiting import wait_for
 from vectormill.collections.collections import find_generation
+from vectormill.search.deadline import Deadline
 from vectormill.search.matches import MOST_ROWS
 from vectormill.search.search import Search
 
@@ -80,6 +82,32 @@ def test_a_search_that_waits_too_long_for_others_is_told_so(engine: Engine) -> N
     assert any("because of earlier searches" in answer.json()["detail"] for answer in answers)
 
 
+def test_a_client_that_leaves_ends_its_search(engine: Engine) -> None:
+    with api_client(engine) as client:
+        submit(client, many(10), collection="docs")
+        encode_waiting(engine)
+        let_go = lock(engine)
+        try:
+            with httpx.Client(base_url=client.base_url, timeout=1, trust_env=False) as leaving:
+                for _ in range(2 * SEARCH_CONNECTIONS):  # more than run at once
+                    with pytest.raises(httpx.ReadTimeout):
+                        leaving.post(SEARCH, json=QUERY)
+            wait_for(lambda: count_waiting(engine) == 0, because="the statements are cancelled")
+        finally:
+            let_go()
+        assert client.post(SEARCH, json=QUERY).json()["data"][0]["key"] == "k4"
+
+
+def test_a_search_sees_the_generation_that_is_live_when_it_comes(engine: Engine) -> None:
+    with api_client(engine) as client:
+        for key in ("before", "after"):
+            submit(client, [{"key": key, "text": "text 4"}], collection="docs")
+            encode_waiting(engine)
+            assert client.post(SEARCH, json=QUERY).json()["data"][0]["key"] == key
+            assert delete(client, "/v1/collections/docs").status_code == 204
+            assert_problem(client.post(SEARCH, json=QUERY), 404, "collection-not-found")
+
+
 def test_searches_that_come_together_and_cost_alike_share_a_statement(engine: Engine) -> None:
     with api_client(engine) as client:
         submit(client, many(30), collection="docs")
@@ -95,19 +123,22 @@ def test_searches_that_come_together_and_cost_alike_share_a_statement(engine: En
         num_begun += 1
 
     async def find_all(pool: SearchPool) -> list[str]:
-        gone = asyncio.ensure_future(pool.find(generation, [(Search(), vector_of(b"gone"))]))
-        found = [pool.find(generation, [(search, vector_of(text.encode()))]) for search, text in wanted]
+        gone = asyncio.ensure_future(pool.find(generation, [(Search(), vector_of(b"gone"))], Deadline(30)))
+        found = [
+            pool.find(generation, [(search, vector_of(text.encode()))], Deadline(30))
+            for search, text in wanted
+        ]
         gathered = asyncio.gather(*found)
         await asyncio.sleep(0)
         gone.cancel()
         return [nearest.matches[0].key for (nearest,) in await gathered]
 
-    pool = SearchPool(engine, 30, 100)
+    pool = SearchPool(engine, 100)
     event.listen(engine, "begin", count)
     event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
     assert asyncio.run(find_all(pool)) == [f"k{number}" for number in range(30)]
     assert 15 < num_begun < 15 + 10  # the 15 with long pages each by itself, the others together
-    assert len(statements) <= 3 * num_begun  # settings, plan and rows, of however many searches
+    assert len(statements) <= 4 * num_begun  # generation, settings, plan and rows, of however many searches
     pool.close()
 
 
@@ -126,7 +157,10 @@ def test_what_cheap_searches_take_is_learned_and_more_of_them_are_run_together(e
         nonlocal num_begun
         num_begun = 0
         pool.seconds_each[generation.id] = seconds_each
-        asked = [pool.find(generation, [(Search(), vector_of(b"text 4"))]) for _ in range(num_searches)]
+        asked = [
+            pool.find(generation, [(Search(), vector_of(b"text 4"))], Deadline(30))
+            for _ in range(num_searches)
+        ]
         found = await asyncio.gather(*asked)
         assert all(nearest.matches[0].key == "k4" for (nearest,) in found)
         return num_begun
@@ -134,7 +168,7 @@ def test_what_cheap_searches_take_is_learned_and_more_of_them_are_run_together(e
     async def count_twice(pool: SearchPool) -> tuple[int, int]:
         return await count_begun(pool, 30, 10.0), await count_begun(pool, 30, 0.0001)
 
-    pool = SearchPool(engine, 30, 100)
+    pool = SearchPool(engine, 100)
     event.listen(engine, "begin", count)
     num_slow, num_fast = asyncio.run(count_twice(pool))
     pool.close()

@@ -11,8 +11,8 @@ from tests.protocol import make_items, submit
 from vectormill.collections.coverage import COUNT_OPEN_JOBS
 from vectormill.collections.swaps import LIST_LAGGING_TWINS, LIST_PRUNABLE
 from vectormill.db.parameters import to_jsonb
+from vectormill.db.plans import walk_plan
 from vectormill.jobs.twins import INSERT_TWIN, LIST_TWINS, LIST_UNWANTED_JOBS, LIST_WITHOUT_TWIN
-from vectormill.search.matches import walk_plan
 
 ENDED_JOBS = text("""
     INSERT INTO vectormill.jobs (id, state, model, spec, generation_id, priority, num_items, finished_at, twin_of)

@@ -18,6 +18,7 @@ from vectormill.collections.collections import create_collection, find_generatio
 from vectormill.collections.exports import Inclusion, compose_statement
 from vectormill.collections.items import find_item
 from vectormill.collections.row_kinds import choose_kind
+from vectormill.db.plans import walk_plan
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import SpecMismatch, WrongKind
 from vectormill.jobs.chunk import ChunkOutcome
@@ -26,7 +27,6 @@ from vectormill.jobs.export import read_results
 from vectormill.jobs.item import UNSTORABLE_RECORD, Item, join_pair
 from vectormill.jobs.jobs import find_job, list_item_errors
 from vectormill.ragged import Ragged
-from vectormill.search.matches import walk_plan
 
 PAIR = Item("pair", join_pair("einsätze".encode(), b"second"), b'{"page": 7}')
 KEEPING = CollectionOptions(keep_text=True)

@@ -27,12 +27,12 @@ from tests.waiting import wait_for
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import upsert_rows
 from vectormill.collections.indexes import find_record
+from vectormill.db.plans import walk_plan
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.jobs.item import Item
 from vectormill.runs.run import REINDEX
 from vectormill.search.filter import parse_filter
 from vectormill.search.filters import compile_filter, name_filter_index
-from vectormill.search.matches import walk_plan
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
 NUM_ROWS = 1200

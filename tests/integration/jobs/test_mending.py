@@ -23,13 +23,13 @@ from tests.protocol import (
 )
 from tests.protocol import claim_next as claim_next_chunk
 from vectormill.client import Client
+from vectormill.db.plans import walk_plan
 from vectormill.jobs.certificates import write_certificate_lines
 from vectormill.jobs.export import read_results
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import cancel_job, find_job, retry_job
 from vectormill.jobs.mending import LIST_SUSPECT, list_suspect_chunks
-from vectormill.search.matches import walk_plan
 from vectormill.workers.proofs import (
     begin_period,
     count_failed_periods,

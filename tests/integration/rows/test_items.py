@@ -15,12 +15,12 @@ from tests.protocol import SPEC, claim_next, complete, complete_on, submit, vect
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generation_tables import compose_upsert
 from vectormill.collections.items import DELETE_ROWS, delete_items, delete_rows, find_item
+from vectormill.db.plans import walk_plan
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
 from vectormill.jobs.chunk import Claim
 from vectormill.jobs.item import Item
 from vectormill.jobs.jobs import draw_seq
-from vectormill.search.matches import walk_plan
 
 METADATA = b'{"page":7}'
 OLD, NEW = Item("k", b"an old text", METADATA), Item("k", b"a new text", METADATA)

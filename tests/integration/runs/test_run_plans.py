@@ -13,6 +13,7 @@ from tests.indexers import make_collection
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generations import LIST_GENERATIONS
 from vectormill.db.parameters import accept_arrays
+from vectormill.db.plans import walk_plan
 from vectormill.db.session import driver_of
 from vectormill.jobs.item import Item
 from vectormill.runs.differences import (
@@ -35,7 +36,6 @@ from vectormill.runs.differences import (
 )
 from vectormill.runs.runs import CLAIM_RUN, FIRST_PHASES, LIST_RUNS_OF_COLLECTION, prune_runs
 from vectormill.schedules.schedules import COUNT_SCHEDULES, LIST_RUNS_OF_SCHEDULE
-from vectormill.search.matches import walk_plan
 from vectormill.sources import pushes, sources
 
 NUM_ROWS = 20_000

@@ -19,11 +19,14 @@ from tests.searched import Searched, searched_collection
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generation_tables import keep_ranges
+from vectormill.db.plans import walk_plan
 from vectormill.domain.encoding import VECTOR_TYPES
+from vectormill.search.deadline import Deadline
 from vectormill.search.filter import parse_filter
-from vectormill.search.matches import MOST_TOGETHER, Plans, SearchWithVector, find_matches, prepare, walk_plan
+from vectormill.search.matches import MOST_TOGETHER, Finder, SearchWithVector, find_matches
+from vectormill.search.plans import Plans
 from vectormill.search.query_vectors import make_query_vectors
-from vectormill.search.rankings import write_round
+from vectormill.search.rankings import Depth, write_round
 from vectormill.search.search import TEXT, Nearest, Search
 from vectormill.vectors.quantization import Ranges
 
@@ -34,7 +37,7 @@ WANTED: Sequence[tuple[list[dict[str, Any]], str]] = [
     ([{}] * 20, "all alike"),
     (
         [{"limit": 1}, {"limit": 40}, {"limit": 10, "offset": 10}, {"limit": 7}] * 5,
-        "pages of several lengths",
+        "pages of several lengths, and one that is not the first",
     ),
     ([{"min_score": 0.8}, {"min_score": -1.0}, {"min_score": 1.1}], "scores of their own"),
     ([{"include": (TEXT,)}] * 3, "texts"),
@@ -42,7 +45,6 @@ WANTED: Sequence[tuple[list[dict[str, Any]], str]] = [
     ([{"condition": parse_filter({"part": 7})}] * 8, "a filter with an index"),
     ([{"condition": parse_filter({"shelf": 7})}] * 8, "a filter without one"),
     ([{"condition": parse_filter({"not": {"lang": "de"}})}] * 8, "a filter that what has no metadata fits"),
-    ([{"offset": 60, "limit": 40}, {"limit": 100}], "with a page far down"),
     ([{"limit": 200}, {}, {"by_document": True}, {}], "some of them never in company"),
 ]
 
@@ -74,7 +76,7 @@ def find_alone(
 
 
 def rank_rows(statements: Sequence[str]) -> int:
-    return sum("num_nearest" in statement and "EXPLAIN" not in statement for statement in statements)
+    return sum("num_vector" in statement and "EXPLAIN" not in statement for statement in statements)
 
 
 @pytest.mark.parametrize("wanted", [wanted for wanted, _ in WANTED], ids=[reason for _, reason in WANTED])
@@ -117,15 +119,15 @@ def test_every_search_of_a_round_is_by_the_index_of_the_vectors(searched: Search
     with searched.engine.connect() as connection:
         queries = make_query_vectors(connection, generation, list(searched.vectors[:MOST_TOGETHER]))
         assert queries is not None
-        prepare(connection, search, 30)
+        Finder(connection, generation, Deadline(30))._prepare(search)
         statement, reading = Plans(connection, generation).choose(
-            partial(write_round, generation, search, queries), is_exact=False, is_filtered=False
+            partial(write_round, generation, search, queries), Depth(search.limit), is_filtered=False
         )
         explained = text(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement.sql}")
         (plan,) = connection.execute(explained, statement.values).scalar_one()
     scans = [node for node in walk_plan(plan["Plan"]) if node.get("Index Name") == VECTORS_INDEX]
     assert [(node["Actual Loops"], "Order By" in node) for node in scans] == [(MOST_TOGETHER, True)]
-    assert reading.is_by_index
+    assert reading.by_index
 
 
 def test_a_round_has_a_bound_and_needs_no_more_statements_than_a_search(searched: Searched) -> None:
@@ -221,10 +223,10 @@ def test_of_searches_that_come_together_an_error_is_its_own_alone(engine: Engine
     vectors[5] = vectors[5] * np.float32(1e30)  # which no halfvec holds
 
     async def ask_all(pool: SearchPool) -> list[Any]:
-        asked = [pool.find(generation, [(Search(limit=1), vector)]) for vector in vectors]
+        asked = [pool.find(generation, [(Search(limit=1), vector)], Deadline(30)) for vector in vectors]
         return await asyncio.gather(*asked, return_exceptions=True)
 
-    pool = SearchPool(engine, 30, 100)
+    pool = SearchPool(engine, 100)
     found = asyncio.run(ask_all(pool))
     pool.close()
     assert isinstance(found.pop(5), SQLAlchemyError)

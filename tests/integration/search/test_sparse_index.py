@@ -20,10 +20,13 @@ from vectormill.collections.collections import open_collection
 from vectormill.collections.generation_tables import upsert_rows
 from vectormill.collections.indexes import find_record, name_weights_index
 from vectormill.collections.row_kinds import take_objects
+from vectormill.db.plans import walk_plan
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.jobs.item import Item
-from vectormill.search.matches import Plans, find_matches, make_queries, prepare, walk_plan
-from vectormill.search.rankings import Ranking
+from vectormill.search.deadline import Deadline
+from vectormill.search.matches import Finder, find_matches, make_queries
+from vectormill.search.plans import Plans
+from vectormill.search.rankings import Depth, Ranking
 from vectormill.search.search import Search
 from vectormill.vectors.representations import Representations
 
@@ -128,10 +131,10 @@ def explain(
             connection.execute(FORCE_INDEX)
         queries = make_queries(connection, weighed.generation, search, query, None)
         assert queries is not None
-        prepare(connection, search, 30)
-        ranking = Ranking(weighed.generation, search, queries, num_ranked, None)
+        Finder(connection, weighed.generation, Deadline(30))._prepare(search)
+        ranking = Ranking(weighed.generation, search, queries, None)
         statement, _ = Plans(connection, weighed.generation).choose(
-            ranking.write_page, is_exact=False, is_filtered=False
+            ranking.write_page, Depth(num_ranked), is_filtered=False
         )
         explained = text(f"EXPLAIN (FORMAT JSON) {statement.sql}")
         (plan,) = connection.execute(explained, statement.values).scalar_one()

@@ -1,10 +1,9 @@
-"""Which searches share a statement, and which page of its rows is whose."""
+"""Which searches share a statement."""
 
-from types import SimpleNamespace
 from typing import Any
 
 from vectormill.search.filter import parse_filter
-from vectormill.search.matches import MOST_ROWS, MOST_TOGETHER, cut_pages, divide_into_rounds
+from vectormill.search.matches import MOST_ROWS, MOST_TOGETHER, divide_into_rounds
 from vectormill.search.search import VECTOR, Search
 
 FILTER = parse_filter({"a": 1})
@@ -12,7 +11,6 @@ FILTER = parse_filter({"a": 1})
 
 def test_searches_that_share_a_statement() -> None:
     cases: list[tuple[Any, Any, str]] = [
-        ({"limit": 20}, {"offset": 10}, "pages are cut afterwards"),
         ({}, {"min_score": 0.5}, "scores are compared afterwards"),
         ({"condition": FILTER}, {"condition": parse_filter({"a": 1})}, "the same filter"),
     ]
@@ -22,6 +20,7 @@ def test_searches_that_share_a_statement() -> None:
 
 def test_searches_that_do_not() -> None:
     cases: list[tuple[Any, Any, str]] = [
+        ({"offset": 10}, {"offset": 10}, "pages are compared"),
         ({}, {"limit": 11}, "an index may find nearer ones for more"),
         ({}, {"ef_search": 100}, "said by the client"),
         ({}, {"include": ()}, "other columns"),
@@ -43,9 +42,3 @@ def test_rounds_have_a_bound_and_keep_the_order_of_what_is_alike() -> None:
     assert sorted(place for places in rounds for place in places) == list(range(len(searches)))
     assert sorted(map(len, rounds), reverse=True)[:2] == [MOST_TOGETHER, 1]
     assert rounds[0] == list(range(0, 2 * MOST_TOGETHER, 2))
-
-
-def test_each_search_gets_its_own_page() -> None:
-    rows = [SimpleNamespace(place=place, key=key) for place, key in [(1, "a"), (1, "b"), (3, "c"), (3, "d")]]
-    searches = [Search(limit=1), Search(), Search(limit=1, offset=1)]
-    assert [[row.key for row in page] for page in cut_pages(searches, rows)] == [["a"], [], ["d"]]
