@@ -10,7 +10,7 @@ import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from api.dependencies import CollectionName, Resources, ResourcesDependency, parse_collection_name
+from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.door.media_types import require_json
 from api.intake.departures import ended_by_departure
 from api.intake.requests import UnreadableItem, check_key, decode_body
@@ -76,7 +76,6 @@ router = APIRouter(tags=["collections"])
 @serve(router, operations.SEARCH)
 async def post_search(request: Request, name: CollectionName, resources: ResourcesDependency) -> Response:
     """Return the rows that best match a query, best first; for several queries, the rows of each."""
-    name = parse_collection_name(name)
     require_json(request)
     with resources.gates.json_bytes.hold() as hold:
         body = await read_body(request, resources.settings, hold)
