@@ -1,13 +1,15 @@
-"""The way of a chunk that docs/ARCHITECTURE.md draws is walked: each hop is there, and is handed what it takes over."""
+"""The ways that docs/ARCHITECTURE.md draws are walked: each hop is there, and is handed what it takes over."""
 
 import ast
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.architecture.sources import ROOT, parse
 
-MOST_HOPS = 8
+MOST_HOPS = {"chunk": 8, "search": 6}
 ROW = re.compile(
     r"^\| (?P<number>\d+) \| `(?P<function>[\w.]+)` \| `(?P<path>[\w/.]+)` \| "
     r"(?:(?P<before>\d+): `(?P<name>\w+)`)? ?\| .+ \|$"
@@ -23,9 +25,9 @@ class Hop:
     name: str | None  # of what is called or sent then
 
 
-def read_hops() -> list[Hop]:
+def read_hops(of: str) -> list[Hop]:
     text = (ROOT / "docs/ARCHITECTURE.md").read_text(encoding="utf-8")
-    section = text.split("### The hops of a chunk", 1)[1].split("\n#", 1)[0]
+    section = text.split(f"### The hops of a {of}", 1)[1].split("\n#", 1)[0]
     rows = [row for line in section.splitlines() if (row := ROW.match(line))]
     assert len(rows) == sum(line.startswith("| ") and line[2].isdigit() for line in section.splitlines())
     return [
@@ -40,7 +42,7 @@ def read_hops() -> list[Hop]:
     ]
 
 
-HOPS = read_hops()
+HOPS = {of: read_hops(of) for of in MOST_HOPS}
 
 
 def find_function(tree: ast.Module, name: str) -> ast.AST | None:
@@ -60,34 +62,41 @@ def names_in(tree: ast.Module) -> set[str]:
             names.add(node.attr)
         elif isinstance(node, ast.Name):
             names.add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
     return names
 
 
-def test_a_chunk_comes_from_message_to_commit_in_few_hops() -> None:
-    assert [hop.number for hop in HOPS] == list(range(1, len(HOPS) + 1))
-    assert 2 <= len(HOPS) <= MOST_HOPS
-    assert [hop.before for hop in HOPS].count(None) == 1
+@pytest.mark.parametrize(("of", "most"), MOST_HOPS.items())
+def test_each_way_has_few_hops(of: str, most: int) -> None:
+    hops = HOPS[of]
+    assert [hop.number for hop in hops] == list(range(1, len(hops) + 1))
+    assert 2 <= len(hops) <= most
+    assert [hop.before for hop in hops].count(None) == 1
 
 
-def test_every_hop_is_where_it_is_said_to_be() -> None:
+@pytest.mark.parametrize("of", MOST_HOPS)
+def test_every_hop_is_where_it_is_said_to_be(of: str) -> None:
     gone = [
         f"{hop.path} has no function {hop.function}"
-        for hop in HOPS
-        if not isinstance(find_function(parse(hop.path), hop.function), ast.FunctionDef)
+        for hop in HOPS[of]
+        if not isinstance(
+            find_function(parse(hop.path), hop.function), ast.FunctionDef | ast.AsyncFunctionDef
+        )
     ]
     assert gone == [], "correct the table in docs/ARCHITECTURE.md"
 
 
-def test_the_hop_before_hands_over_as_is_said() -> None:
+@pytest.mark.parametrize("of", MOST_HOPS)
+def test_the_hop_before_hands_over_as_is_said(of: str) -> None:
     """A hand-over is a call of either by the other, or a message that one makes and the other takes."""
+    hops = HOPS[of]
     silent = [
         f"{path} says nothing of {hop.name}"
-        for hop in HOPS
+        for hop in hops
         if hop.before is not None
-        for path in (HOPS[hop.before - 1].path, hop.path)
+        for path in (hops[hop.before - 1].path, hop.path)
         if hop.name not in names_in(parse(path))
     ]
     assert silent == [], "correct the table in docs/ARCHITECTURE.md"
-    assert all(hop.before < hop.number for hop in HOPS if hop.before is not None)
+    assert all(hop.before < hop.number for hop in hops if hop.before is not None)
