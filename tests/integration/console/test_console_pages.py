@@ -358,6 +358,11 @@ def test_a_search_finds_what_the_api_finds_and_takes_its_filters(
     assert "rank by similarity 1, by words" in words_of(hybrid)
     filters = {"q": "text", "mode": "text", "filter": "page>=18\nlang=de<i>", "limit": "100"}
     assert sorted(keys_of(searched.get(path, params=filters))) == ["k18", "k19"]
+    nowhere = searched.get(path, params={"q": "text", "mode": "text", "filter": "page>=18\nnosuch=4"})
+    assert "No row that was sampled has the metadata field nosuch." in words_of(nowhere)
+    body = {"text": "text", "mode": "text", "filter": {"page": {"gte": 18}, "nosuch": 4}}
+    answer = searched.post("/v1/collections/docs/search", json=body).json()
+    assert (answer["data"], answer["missing_fields"]) == ([], ["nosuch"])
     like = keys_of(searched.get(path, params={"like": "k3", "limit": 2}))
     assert len(like) == 2
     assert "k3" not in like
