@@ -56,12 +56,7 @@ from vectormill.collections.indexes import (
 from vectormill.collections.row_kinds import OUTPUT_COLUMNS
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.runs.run import INDEX, INDEXING
-from vectormill.search.filters import (
-    define_filter_index,
-    define_text_index,
-    name_filter_index,
-    name_text_index,
-)
+from vectormill.search.filters import TEXT_INDEX, define_filter_indexes, name_text_index
 from vectormill.vectors.residual_codes import measure_codebook
 
 logger = logging.getLogger(__name__)
@@ -433,15 +428,15 @@ def build_attribute_indexes(progress: PhaseProgress, generation: Generation) -> 
     context, table = progress.context, attributes_name(generation.id)
     with context.engine.begin() as connection:
         kept = find_wishes(connection, generation.id)
-    wanted = {name_filter_index(generation.id, field): define_filter_index(field) for field in kept.filters}
+    wanted = define_filter_indexes(generation.id, kept.filters)
     if kept.keep_text and generation.kind == VECTORS:  # only vectors are searched by text
-        wanted[name_text_index(generation.id)] = define_text_index()
-    present = [index for index in load_indexes(context, generation) if index.table == table and index.is_ours]
-    for index in present:
-        if index.name not in wanted:
-            drop(context, generation, index.name)
-            progress.add("dropped", {"name": index.name, "because": "no filter uses it any more"})
-    missing = [name for name in wanted if name not in {index.name for index in present}]
+        wanted[name_text_index(generation.id)] = TEXT_INDEX
+    indexes = load_indexes(context, generation)
+    present = {index.name for index in indexes if index.table == table and index.is_ours}
+    for name in sorted(present - wanted.keys()):
+        drop(context, generation, name)
+        progress.add("dropped", {"name": name, "because": "no filter uses it any more"})
+    missing = [name for name in wanted if name not in present]
     for name in missing:
         build(progress, generation, name, table, wanted[name], {})
     if missing:

@@ -15,6 +15,7 @@ from vectormill.collections.indexes import (
 from vectormill.domain.errors import CollectionNotFound
 from vectormill.runs.run import INDEX
 from vectormill.runs.runs import create_run
+from vectormill.search.filters import define_filter_indexes
 from vectormill.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -60,10 +61,13 @@ def find_need(tended: MaintainedCollection, settings: Settings) -> dict[str, Any
     """Return the options of the run that the collection needs now; None if it needs none."""
     if tended.needs_codebook:
         return {"only_codes": True, "because": "Multi-vectors are to become codes, and have no codebook yet."}
+    is_loading = tended.num_waiting > LARGEST_TRICKLE
+    lacking = define_filter_indexes(tended.generation_id, tended.filters).keys() - tended.attribute_indexes
+    if lacking and not is_loading:
+        return {"because": f"Indexes for filters are missing: {', '.join(sorted(lacking))}."}
     wanted = set(list_operator_classes(tended.spec))
     if not wanted or not tended.wants_index:
         return None
-    is_loading = tended.num_waiting > LARGEST_TRICKLE
     if wanted - set(tended.operator_classes):
         if is_loading:
             return None

@@ -19,12 +19,7 @@ from vectormill.collections.generation_tables import upsert_rows
 from vectormill.db.plans import walk_plan
 from vectormill.jobs.item import Item
 from vectormill.search.deadline import Deadline
-from vectormill.search.filters import (
-    define_filter_index,
-    define_text_index,
-    name_filter_index,
-    name_text_index,
-)
+from vectormill.search.filters import TEXT_INDEX, define_filter_indexes, name_text_index
 from vectormill.search.matches import Finder, find_matches, make_queries
 from vectormill.search.plans import Plans
 from vectormill.search.rankings import Depth, Ranking
@@ -128,12 +123,10 @@ def fill(connection: Connection, vectors: npt.NDArray[np.float32]) -> None:
     connection.execute(text(f"CREATE INDEX ON {table} USING hnsw (embedding halfvec_cosine_ops)"))
     driver = connection.connection.driver_connection
     assert driver is not None
-    for field in FILTERED:
-        definition = define_filter_index(field).as_string(driver)
-        name = name_filter_index(generation.id, field)
-        driver.execute(f"CREATE INDEX {name} ON {table}_attributes {definition}")
-    definition = define_text_index().as_string(driver)
-    driver.execute(f"CREATE INDEX {name_text_index(generation.id)} ON {table}_attributes {definition}")
+    indexes = define_filter_indexes(generation.id, FILTERED)
+    indexes[name_text_index(generation.id)] = TEXT_INDEX
+    for name, definition in indexes.items():
+        driver.execute(f"CREATE INDEX {name} ON {table}_attributes {definition.as_string(driver)}")
 
 
 @contextmanager

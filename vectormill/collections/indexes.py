@@ -7,7 +7,7 @@ connection reads its progress; the session is closed afterwards, so that none of
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -582,6 +582,7 @@ class MaintainedCollection:
 
     `num_waiting` counts items of open jobs that will be written to it. `num_removed` counts rows that were deleted or
     replaced, `record` says from what the index was built, and `is_in_use` tells if a search used it recently.
+    `filters` are the fields that have indexes for filters, and `attribute_indexes` the names of those that are there.
     """
 
     collection: str
@@ -592,11 +593,13 @@ class MaintainedCollection:
     num_rows: int
     num_removed: int
     num_waiting: int
-    operator_classes: tuple[str, ...]
+    operator_classes: Sequence[str]
     has_own_index: bool
     is_in_use: bool
     wants_index: bool = True
     needs_codebook: bool = False
+    filters: Sequence[str] = ()
+    attribute_indexes: Sequence[str] = ()
 
 
 # The index maintainer waits this long after a build that failed or was cancelled before it requests another.
@@ -616,7 +619,12 @@ LIST_TENDED: Final = text(f"""
            CAST(coalesce(loads.num_waiting, 0) AS bigint) AS num_waiting,
            coalesce(present.operator_classes, '{{}}') AS operator_classes,
            coalesce(present.has_own_index, false) AS has_own_index,
-           coalesce(present.is_in_use, false) AS is_in_use, wished.wants_index, wished.needs_codebook
+           coalesce(present.is_in_use, false) AS is_in_use, wished.wants_index, wished.needs_codebook,
+           collections.filters,
+           ARRAY(SELECT CAST(home.relname AS text)
+                   FROM pg_index AS entry JOIN pg_class AS home ON home.oid = entry.indexrelid AND entry.indisvalid
+                  WHERE entry.indrelid = to_regclass('vectormill.generation_' || generations.id || '_attributes'))
+               AS attribute_indexes
       FROM vectormill.generations
       JOIN vectormill.collections ON collections.id = generations.collection_id
       JOIN pg_class AS class ON class.oid = to_regclass('vectormill.generation_' || generations.id)
@@ -643,7 +651,8 @@ LIST_TENDED: Final = text(f"""
                coalesce(collections.index_options ->> 'multi_vector_codes' = '2', false)
                    AND counted.num_rows >= {LEAST_ROWS} AS needs_codebook
      ) AS wished
-     WHERE generations.state = 'live' AND (wished.wants_index OR wished.needs_codebook)
+     WHERE generations.state = 'live'
+       AND (wished.wants_index OR wished.needs_codebook OR collections.filters <> '[]')
        AND NOT EXISTS (
             SELECT 1 FROM vectormill.runs
              WHERE runs.collection_id = collections.id AND runs.state IN {OPEN_RUN_STATES})
@@ -658,11 +667,11 @@ LIST_TENDED: Final = text(f"""
 def list_tended(
     connection: Connection, *, least_rows: int, in_use_seconds: float
 ) -> list[MaintainedCollection]:
-    """Return the collections that should have an HNSW index (policy `hnsw`, or `auto` with `least_rows`), or whose
-    multi-vectors should become codes.
+    """Return the collections that should have an HNSW index (policy `hnsw`, or `auto` with `least_rows`) or indexes for
+    filters, or whose multi-vectors should become codes.
 
-    Those without dense and sparse vectors are left out, and those with an open run, or with a failed build in the last
-    hour. An index counts as in use if a search has used it in the last `in_use_seconds`.
+    Those with an open run are left out, and those with a failed build in the last hour. An index counts as in use if a
+    search has used it in the last `in_use_seconds`.
     """
     values = {
         "least_rows": least_rows,
@@ -670,21 +679,11 @@ def list_tended(
         "held_back_seconds": HELD_BACK_SECONDS,
     }
     rows = connection.execute(LIST_TENDED, values).mappings()
-    found = [
-        MaintainedCollection(
-            **{
-                **row,
-                "spec": EncodingSpec.from_json(row["spec"]),
-                "operator_classes": tuple(row["operator_classes"]),
-            }
-        )
-        for row in rows
-    ]
-    found = [
+    found = [MaintainedCollection(**{**row, "spec": EncodingSpec.from_json(row["spec"])}) for row in rows]
+    return [
         replace(each, needs_codebook=each.needs_codebook and find_codebook(connection, each.spec) is None)
         for each in found
     ]
-    return [each for each in found if list_operator_classes(each.spec) or each.needs_codebook]
 
 
 def list_operator_classes(spec: EncodingSpec) -> list[str]:

@@ -9,6 +9,7 @@ vectormill/search/filters.py, and a test compares the two.
 
 import json
 import math
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ LTE: Final = "lte"
 CONTAINS: Final = "contains"
 EXISTS: Final = "exists"
 
-RANGES: Final = (GT, GTE, LT, LTE)
+COMPARE: Final[Mapping[str, Any]] = {GT: operator.gt, GTE: operator.ge, LT: operator.lt, LTE: operator.le}
+RANGES: Final = tuple(COMPARE)
 OPERATORS: Final = (EQ, NE, IN, *RANGES, CONTAINS, EXISTS)
 
 AND: Final = "and"
@@ -48,11 +50,11 @@ Scalar = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class FieldComparison:
-    """The condition that the value at `path` equals `value`, or is less or greater than it and of its JSON type."""
+class FieldRange:
+    """The condition that the value at `path` is less or greater than `value`, or equal to it, and of its JSON type."""
 
     path: tuple[str, ...]
-    operator: str  # EQ or one of RANGES
+    operator: str  # one of RANGES
     value: Scalar
 
 
@@ -98,7 +100,7 @@ class Not:
     part: "Filter"
 
 
-Filter = FieldComparison | OneOf | Contains | Exists | AllOf | AnyOf | Not
+Filter = FieldRange | OneOf | Contains | Exists | AllOf | AnyOf | Not
 
 
 def parse_filter(written: Any, place: str = "filter") -> Filter:
@@ -162,7 +164,7 @@ def _parse_path(name: str, place: str) -> tuple[str, ...]:
 
 def _parse_field(path: tuple[str, ...], wanted: Any, place: str) -> list[Filter]:
     if not isinstance(wanted, Mapping):
-        return [FieldComparison(path, EQ, _check_scalar(wanted, place))]
+        return [OneOf(path, (_check_scalar(wanted, place),))]
     if not wanted:
         raise _refusal(place, f"no operator given; expected one of: {', '.join(OPERATORS)}")
     return [_parse_operator(path, name, value, f"{place}.{name}") for name, value in wanted.items()]
@@ -182,11 +184,11 @@ def _parse_operator(path: tuple[str, ...], name: str, value: Any, place: str) ->
     if name in RANGES:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise _refusal(place, f"{name} takes a number or a string")
-        return FieldComparison(path, name, _check_scalar(value, place))
+        return FieldRange(path, name, _check_scalar(value, place))
     if name == CONTAINS:
         return Contains(path, _check_scalar(value, place))
     if name in (EQ, NE):
-        equal = FieldComparison(path, EQ, _check_scalar(value, place))
+        equal = OneOf(path, (_check_scalar(value, place),))
         return equal if name == EQ else Not(equal)
     raise _refusal(place, f"unknown operator; expected one of: {', '.join(OPERATORS)}")
 
@@ -236,11 +238,9 @@ def fits(condition: Filter, metadata: Mapping[str, Any]) -> bool:
         case Contains(path, value):
             _, found = _find(metadata, path)
             return isinstance(found, list) and any(is_equal(element, value) for element in found)
-        case FieldComparison(path, operator, value):
-            is_there, found = _find(metadata, path)
-            if operator == EQ:
-                return is_there and is_equal(found, value)
-            return is_there and _is_on_side(found, operator, value)
+        case FieldRange(path, name, value):
+            _, found = _find(metadata, path)
+            return find_json_type(found) == find_json_type(value) and bool(COMPARE[name](found, value))
 
 
 def _find(metadata: Any, path: Sequence[str]) -> tuple[bool, Any]:
@@ -268,13 +268,6 @@ def find_json_type(value: Any) -> str:
 
 def is_equal(found: Any, value: Scalar) -> bool:
     return find_json_type(found) == find_json_type(value) and bool(found == value)
-
-
-def _is_on_side(found: Any, operator: str, value: Any) -> bool:
-    if find_json_type(found) != find_json_type(value):
-        return False
-    sides = {GT: found > value, GTE: found >= value, LT: found < value, LTE: found <= value}
-    return bool(sides[operator])
 
 
 COMPARISON: Final = re.compile(r'((?:"[^"]*"|[^=<>!"])+)(>=|<=|!=|=|>|<)(.*)', re.DOTALL)

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 from indexer.indexing import build_indexes
 from scheduler import index_maintainer
 from scheduler.index_maintainer import IndexMaintainer, find_need
-from tests.indexed import draw_vectors, execute, make_collection, start_run, wish
+from tests.indexed import draw_vectors, execute, indexes_of, make_collection, start_run, wish
 from tests.integration.collections.test_representations import SPARSE_ONLY, VECTORS_ONLY
 from tests.kinds import MANY
 from tests.protocol import SPEC, make_items, submit
@@ -52,6 +52,9 @@ BOTH = replace(INDEXED, spec=MANY, operator_classes=("halfvec_cosine_ops", "spar
         (BOTH, None),
         (replace(BOTH, spec=VECTORS_ONLY, operator_classes=()), None),
         (replace(BOTH, spec=SPARSE_ONLY, record={"sparse": BUILT}, num_removed=251), "20% of its rows"),
+        (replace(INDEXED, wants_index=False, filters=["*"]), "Indexes for filters are missing: generation_1"),
+        (replace(INDEXED, filters=["*"], num_waiting=1001, is_in_use=True), None),
+        (replace(INDEXED, filters=["*"], attribute_indexes=["generation_1_attributes_on_any"]), None),
     ],
 )
 def test_what_a_collection_needs_is_decided_from_what_the_catalog_says(
@@ -79,6 +82,21 @@ def test_a_collection_that_has_grown_gets_a_run_and_one_is_enough(engine: Engine
     wait_for(lambda: duty.tend() == 1)  # Postgres counts rows with a delay
     assert "no index for 200 rows" in runs_of(engine)[0]["because"]
     assert duty.tend() == 0
+    build_indexes(start_run(engine)[0], generation)
+    end_runs(engine, "completed")
+    assert duty.tend() == 0
+
+
+def test_an_index_for_filters_that_an_older_release_did_not_build_is_asked_for(engine: Engine) -> None:
+    generation = make_collection(engine, draw_vectors(10))
+    wish(engine, filters="""'["year"]'""", index_policy="'none'")
+    build_indexes(start_run(engine)[0], generation)
+    duty = IndexMaintainer(engine, SETTINGS)
+    assert duty.tend() == 0
+    (name,) = [index.name for index in indexes_of(engine, generation) if index.name.endswith("_long")]
+    execute(engine, f"DROP INDEX vectormill.{name}")
+    assert duty.tend() == 1
+    assert name in runs_of(engine)[0]["because"]
     build_indexes(start_run(engine)[0], generation)
     end_runs(engine, "completed")
     assert duty.tend() == 0

@@ -15,7 +15,7 @@ from tests.services import connected_engine
 from vectormill.db.plans import walk_plan
 from vectormill.domain.errors import InvalidOption, ItemNotFound, TextsNotKept
 from vectormill.search.filter import fits, parse_filter
-from vectormill.search.filters import name_filter_index, name_text_index
+from vectormill.search.filters import compile_filter, name_filter_index, name_text_index
 
 ONE_PERCENT = {"part": 7}
 FILL_ARTICLES = """
@@ -129,6 +129,32 @@ def test_plans_use_the_indexes_that_are_there(searched: Searched) -> None:
     for options, index in cases:
         nodes = searched.explain(None if "like" in options else query, **options)
         assert index in {node.get("Index Name") for node in nodes}, (options, nodes)
+
+
+@pytest.mark.parametrize(
+    ("written", "indexes"),
+    [
+        ({"year": {"gt": 2023}}, {"year"}),
+        ({"year": {"gte": 2020, "lt": 2022}}, {"year"}),
+        ({"and": [{"year": {"gte": 2020}}, {"year": {"lt": 2022}}]}, {"year"}),
+        ({"or": [{"year": {"lt": 2001}}, {"part": {"gt": 98}}]}, {"year", "part"}),
+        ({"not": {"year": {"lt": 2023}}}, set()),
+    ],
+    ids=str,
+)
+def test_a_range_is_served_by_the_indexes_of_its_field_and_its_rows_are_estimated(
+    searched: Searched, written: dict[str, Any], indexes: set[str]
+) -> None:
+    condition = compile_filter(parse_filter(written), "metadata")
+    statement = f"EXPLAIN (FORMAT JSON) SELECT FROM vectormill.generation_1_attributes WHERE {condition.sql}"
+    with searched.engine.connect() as connection:
+        connection.execute(text("SET LOCAL plan_cache_mode = force_custom_plan"))
+        (plan,) = connection.execute(text(statement), condition.values).scalar_one()
+    nodes = list(walk_plan(plan["Plan"]))
+    names = {name_filter_index(1, field) for field in indexes}
+    used = {node["Index Name"] for node in nodes if "Index Name" in node}
+    assert names | {f"{name}_long" for name in names} <= used or not indexes
+    assert nodes[0]["Plan Rows"] == pytest.approx(len(find_numbers(written)), rel=0.2)
 
 
 def test_the_nearest_to_a_row_are_found_without_the_row_itself(searched: Searched) -> None:
