@@ -25,7 +25,7 @@ from vectormill.db.session import driver_of
 from vectormill.domain.errors import SearchTimeout
 from vectormill.search.deadline import Deadline
 from vectormill.search.matches import MOST_TOGETHER, SearchWithVector, find_company, find_matches
-from vectormill.search.search import Nearest
+from vectormill.search.operations import SearchAnswer
 
 # This many searches run at once. Fewer would already keep two cores of Postgres busy.
 SEARCH_CONNECTIONS: Final = 3
@@ -84,7 +84,7 @@ class SearchPool:
     def __init__(self, engine: Engine, max_waiting: int) -> None:
         self._engine = engine
         self._threads = ThreadPoolExecutor(SEARCH_CONNECTIONS, thread_name_prefix="searches")
-        self._coalescer: Coalescer[Company, Wanted, list[Nearest]] = Coalescer(
+        self._coalescer: Coalescer[Company, Wanted, list[SearchAnswer]] = Coalescer(
             self._run,
             max_waiting=max_waiting,
             max_running=SEARCH_CONNECTIONS,
@@ -103,7 +103,7 @@ class SearchPool:
 
     async def find(
         self, generation: Generation, searches: Sequence[SearchWithVector], deadline: Deadline
-    ) -> list[Nearest]:
+    ) -> list[SearchAnswer]:
         """Return the matches of the searches of one request, as `find_matches` does.
 
         Raise GenerationChanged if the generation is no longer the live one, and SearchTimeout also if earlier searches
@@ -142,7 +142,7 @@ class SearchPool:
         seconds_each = self.seconds_each.get(company[0], math.inf)
         return min(max(share, int(TOGETHER_SECONDS / seconds_each)), MOST_TOGETHER)
 
-    async def _run(self, company: Company, together: Sequence[Wanted]) -> list[list[Nearest]]:
+    async def _run(self, company: Company, together: Sequence[Wanted]) -> list[list[SearchAnswer]]:
         loop = asyncio.get_running_loop()
         began = loop.time()
         call = Call(
@@ -155,7 +155,7 @@ class SearchPool:
         keep(self.seconds_each, company[0], (loop.time() - began) / num_searches)
         return found
 
-    def _find(self, call: Call, together: Sequence[Wanted]) -> list[list[Nearest]]:
+    def _find(self, call: Call, together: Sequence[Wanted]) -> list[list[SearchAnswer]]:
         generation = together[0].generation
         searches = [search for wanted in together for search in wanted.searches]
         with self._engine.connect() as connection:
@@ -167,7 +167,7 @@ class SearchPool:
             finally:
                 with call.lock:
                     call.driver = None
-        if len(together) > 1 and any(nearest.incomplete_because for nearest in found):
+        if len(together) > 1 and any("incomplete_because" in answer for answer in found):
             raise SearchTimeout  # of the request with the earliest deadline; each is then tried alone
         results = iter(found)
         return [[next(results) for _ in wanted.searches] for wanted in together]

@@ -20,7 +20,8 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Item
 from vectormill.runs.run import INDEX, INDEXING
 from vectormill.search.matches import find_matches
-from vectormill.search.search import Nearest, Search
+from vectormill.search.operations import SearchAnswer
+from vectormill.search.search import Search
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
 
@@ -51,7 +52,7 @@ def make_collection(
 
 def search_collection(
     connection: Connection, generation: Generation, embedding: npt.NDArray[np.float32], limit: int
-) -> Nearest:
+) -> SearchAnswer:
     """Return the `limit` rows that are nearest to `embedding`, finite float32 [dimensions]."""
     (found,) = find_matches(connection, generation, [(Search(limit=limit), embedding)])
     return found

@@ -32,8 +32,8 @@ from vectormill.collections.indexes import BuildProgress
 from vectormill.domain.credentials import hide_in_options
 from vectormill.domain.errors import VectormillError
 from vectormill.search.filter import read_filters
-from vectormill.search.operations import SearchQuery, list_notes, tell_nearest
-from vectormill.search.search import BY_VECTOR, METADATA, TEXT, Match
+from vectormill.search.operations import MatchBody, SearchQuery, list_notes
+from vectormill.search.search import BY_VECTOR, METADATA, TEXT
 
 router = APIRouter(include_in_schema=False)
 
@@ -167,7 +167,7 @@ class SearchForm:
 class SearchOutcome:
     """The result of a search, or in `refusal` why it failed; `note` says how the rows were found."""
 
-    matches: Sequence[Match]
+    matches: Sequence[MatchBody]
     seconds: float
     note: str = ""
     refusal: str | None = None
@@ -204,8 +204,8 @@ async def search(resources: Resources, name: str, form: SearchForm, *, has_texts
         with resources.gates.searches.enter():
             query = form.to_query(has_texts=has_texts)
             asked = [read_query(query, resources)]
-            ((wanted, nearest),) = await search_collection(name, asked, resources, is_small=True)
+            (answer,) = await search_collection(name, asked, resources, is_small=True)
     except (VectormillError, Problem) as error:
         return SearchOutcome([], time.perf_counter() - start, refusal=str(error))
-    note = " ".join(list_notes(tell_nearest(nearest, wanted), name))
-    return SearchOutcome(nearest.matches, time.perf_counter() - start, note)
+    note = " ".join(list_notes(answer, name))
+    return SearchOutcome(answer["data"], time.perf_counter() - start, note)

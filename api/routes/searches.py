@@ -39,14 +39,14 @@ from vectormill.search.matches import Query, SearchWithVector
 from vectormill.search.operations import (
     SEARCH_DECODER,
     ManySearchesAnswer,
+    SearchAnswer,
     SearchQuery,
     SearchRequest,
     list_given,
     make_search,
     read_queries,
-    tell_nearest,
 )
-from vectormill.search.search import Nearest, Search, fit_outputs
+from vectormill.search.search import Search, fit_outputs
 from vectormill.vectors.representations import MAX_WEIGHTS, Representations
 
 P = ParamSpec("P")
@@ -85,15 +85,16 @@ async def post_search(request: Request, name: CollectionName, resources: Resourc
         async with ended_by_departure(request):
             asked = await run(is_small, read_request, wanted, resources)
             found = await search_collection(name, asked, resources, is_small=is_small)
-            num_matches = sum(len(nearest.matches) for _, nearest in found)
-            content = await run(num_matches <= FEW_MATCHES, make_answer, found, wanted.queries is None)
+            answer = found[0] if wanted.queries is None else ManySearchesAnswer(data=found)
+            is_short = sum(len(each["data"]) for each in found) <= FEW_MATCHES
+            content = await run(is_short, write_answer, answer)
             return Response(content, media_type="application/json")
 
 
 async def search_collection(
     name: str, asked: Sequence[Asked], resources: Resources, *, is_small: bool
-) -> list[tuple[Search, Nearest]]:
-    """Return the matches of each query in the live generation of a collection, with the search that found them.
+) -> list[SearchAnswer]:
+    """Return the matches of each query in the live generation of a collection.
 
     Raise CollectionNotFound, WrongKind for a collection without vectors, SpecMismatch for queries of another vector
     space, InvalidOption, and the errors of QueryExchange.encode_queries and find_matches.
@@ -182,8 +183,8 @@ async def find_nearest(
     deadline: Deadline,
     *,
     is_small: bool,
-) -> list[tuple[Search, Nearest]]:
-    """Return the matches of each query, by the vectors that it has or by those of its text, with its search.
+) -> list[SearchAnswer]:
+    """Return the matches of each query, by the vectors that it has or by those of its text.
 
     All texts that need the same outputs are encoded together. Raise the errors of `search_collection`, and
     GenerationChanged.
@@ -204,16 +205,9 @@ async def find_nearest(
             searches[number] = searches[number][0], vectors
             cut |= {number} if is_cut else set()
     found = await resources.searches.find(generation, searches, deadline)
-    return [
-        (search, replace(nearest, is_cut=number in cut))
-        for number, ((search, _), nearest) in enumerate(zip(searches, found, strict=True))
-    ]
-
-
-def make_answer(found: Sequence[tuple[Search, Nearest]], is_one: bool) -> bytes:
-    """Return the JSON answer: one list of matches, or one per query unless `is_one`."""
-    answers = [tell_nearest(nearest, search) for search, nearest in found]
-    return write_answer(answers[0] if is_one else ManySearchesAnswer(data=answers))
+    for number in cut:
+        found[number]["truncated"] = True
+    return found
 
 
 def read_own_vectors(query: SearchQuery, generation: Generation) -> Query:

@@ -30,11 +30,14 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name, estimate_num_rows
+from vectormill.collections.operations import find_passage
 from vectormill.domain.errors import Conflict, SearchTimeout, TextsNotKept
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
+from vectormill.jobs.item import PASSAGE
 from vectormill.search.deadline import Deadline
 from vectormill.search.filter import Filter, list_fields
 from vectormill.search.late_interaction import BestRows, score_rows
+from vectormill.search.operations import MatchBody, SearchAnswer
 from vectormill.search.plans import PlannedReading, Plans
 from vectormill.search.query_vectors import (
     QueryVector,
@@ -45,7 +48,17 @@ from vectormill.search.query_vectors import (
     read_vector,
 )
 from vectormill.search.rankings import Depth, Ranking, Statement, count_ranked, write_given, write_round
-from vectormill.search.search import BY_TEXT, BY_VECTOR, DEPTH, VECTOR, Match, Nearest, Search, check_search
+from vectormill.search.search import (
+    BY_TEXT,
+    BY_VECTOR,
+    DEPTH,
+    MAX_OFFSET,
+    METADATA,
+    TEXT,
+    VECTOR,
+    Search,
+    check_search,
+)
 from vectormill.vectors.representations import Representations
 
 # The most searches in one statement, which keeps its vectors and rows small.
@@ -59,6 +72,7 @@ MOST_ROWS_READ: Final = 10_000
 # whose rankings are fused, and these times its tier if they hold too few documents.
 PASSAGES_PER_DOCUMENT: Final = 32
 DEFAULT_SECONDS: Final = 30.0
+OVER: Final = "the time of the request was over before this search ended"
 # This share of the time, and at most so many seconds, is left for the page of what was found until then.
 PAGE_SHARE: Final = 0.1
 MOST_PAGE_SECONDS: Final = 1.0
@@ -111,7 +125,7 @@ def find_matches(
     generation: Generation,
     searches: Sequence[SearchWithVector],
     deadline: Deadline | None = None,
-) -> list[Nearest]:
+) -> list[SearchAnswer]:
     """Return the nearest rows of each search, best first. A search by vector comes with finite float32 [dimensions].
 
     Nearest means the highest cosine similarity, or the largest inner product if the collection compares by it; of bits
@@ -123,7 +137,7 @@ def find_matches(
     for search, _ in searches:
         check_search(search)
     finder = Finder(connection, generation, deadline or Deadline(DEFAULT_SECONDS))
-    found: list[Nearest | None] = [None] * len(searches)
+    found: list[SearchAnswer | None] = [None] * len(searches)
     try:
         for places in divide_into_rounds([search for search, _ in searches]):
             if len(places) > 1:
@@ -136,8 +150,8 @@ def find_matches(
     except SearchTimeout:
         if not any(found):
             raise
-    unread = Nearest([], None, incomplete_because="the time of the request was over before this search ended")
-    return [nearest or unread for nearest in found]
+    unread = SearchAnswer(data=[], num_rows_read=None, incomplete_because=OVER)
+    return [answer or unread for answer in found]
 
 
 def find_company(search: Search) -> Hashable | None:
@@ -182,14 +196,14 @@ class Finder:
         self._is_aborted = False  # True after a time-out, until the transaction is rolled back
         self._page_seconds = min(PAGE_SHARE * deadline.seconds, MOST_PAGE_SECONDS)
 
-    def find_round(self, searches: Sequence[SearchWithVector]) -> list[Nearest | None]:
+    def find_round(self, searches: Sequence[SearchWithVector]) -> list[SearchAnswer | None]:
         """Run the searches of one round in one statement. The result is None for each search that must run alone."""
         first, _ = searches[0]
         embeddings = [embedding for _, embedding in searches if isinstance(embedding, np.ndarray)]
         with self._explaining(first):
             queries = make_query_vectors(self._connection, self._generation, embeddings)
             if queries is None:
-                return [Nearest([], 0) for _ in searches]
+                return [SearchAnswer(data=[], num_rows_read=0) for _ in searches]
             write = partial(write_round, self._generation, first, queries)
             depth = Depth(first.limit)
             statement, reading = self._plans.choose(write, depth, is_filtered=first.condition is not None)
@@ -199,13 +213,13 @@ class Finder:
         pages: list[list[Row[Any]]] = [[] for _ in searches]
         for row in rows:
             pages[row.place - 1].append(row)
-        nearest: list[Nearest | None] = []
+        nearest: list[SearchAnswer | None] = []
         for (search, _), page in zip(searches, pages, strict=True):
             found = self._judge(Found(page, reading, count_ranked(page)), search, depth)
             nearest.append(None if found.shortage else self._tell(found, search))
         return nearest
 
-    def find_one(self, search: Search, query: Query) -> Nearest:
+    def find_one(self, search: Search, query: Query) -> SearchAnswer:
         """Run one search, with more candidates and in the end with all of them, until its page is full."""
         with self._explaining(search):
             language = find_language(self._connection, self._generation) if search.reads_words else None
@@ -214,7 +228,7 @@ class Finder:
                 query, document = find_representations(self._connection, self._generation, search.like)
             queries = make_queries(self._connection, self._generation, search, query, document)
             if queries is None:
-                return Nearest([], 0)
+                return SearchAnswer(data=[], num_rows_read=0)
             ranking = Ranking(self._generation, search, queries, language)
             depths = plan_attempts(search)
             found = self._try(ranking, query, document, depths[0])
@@ -326,22 +340,25 @@ class Finder:
         search: Search,
         repeated_because: str | None = None,
         pages_differ_because: str | None = None,
-    ) -> Nearest:
+    ) -> SearchAnswer:
         matches = [make_match(row, search, self._generation) for row in found.rows]
         if search.min_score is not None:
-            matches = [match for match in matches if match.score >= search.min_score]
-        missing: Sequence[str] = ()
-        if not matches and search.condition is not None and not found.incomplete_because:
+            matches = [match for match in matches if match["score"] >= search.min_score]
+        answer = SearchAnswer(data=matches, num_rows_read=found.reading.num_rows_read)
+        if len(matches) == search.limit and search.num_wanted <= MAX_OFFSET:
+            answer["next_offset"] = search.num_wanted
+        if found.reading.num_rows_unindexed is not None:
+            answer["num_rows_unindexed"] = found.reading.num_rows_unindexed
+        if repeated_because is not None:
+            answer["repeated_because"] = repeated_because
+        if found.incomplete_because is not None:
+            answer["incomplete_because"] = found.incomplete_because
+        elif not matches and search.condition is not None:
             missing = find_missing_fields(self._connection, self._generation, search.condition)
-        return Nearest(
-            matches,
-            found.reading.num_rows_read,
-            repeated_because,
-            found.reading.num_rows_unindexed,
-            missing,
-            incomplete_because=found.incomplete_because,
-            pages_differ_because=pages_differ_because,
-        )
+            answer |= {"missing_fields": missing} if missing else {}
+        if pages_differ_because is not None:
+            answer["pages_differ_because"] = pages_differ_because
+        return answer
 
     def _make_timeout(self) -> SearchTimeout:
         name = self._generation.collection
@@ -440,20 +457,25 @@ def make_queries(
     return queries
 
 
-def make_match(row: Row[Any], search: Search, generation: Generation) -> Match:
-    shown = row._mapping
-    written = shown.get("embedding")
-    return Match(
-        row.key,
-        float(row.score),
-        metadata=shown.get("metadata"),
-        text=shown.get("text"),
-        embedding=None if written is None else read_vector(written, generation),
-        passage=row.passage if isinstance(row.passage, dict) else None,
-        vector_rank=shown.get("vector_rank"),
-        text_rank=shown.get("text_rank"),
-        sparse_rank=shown.get("sparse_rank"),
-    )
+def make_match(row: Row[Any], search: Search, generation: Generation) -> MatchBody:
+    """Return a match with the parts that the search includes."""
+    found = row._mapping
+    match = MatchBody(key=row.key, score=float(row.score))
+    if METADATA in search.include:
+        match["metadata"] = found["metadata"]
+    if TEXT in search.include:
+        match["text"] = found["text"]
+    if VECTOR in search.include:
+        match["embedding"] = read_vector(found["embedding"], generation)
+    if isinstance(row.passage, dict):
+        match["document"], match["passage"] = find_passage({PASSAGE: row.passage})
+    if search.is_fused and MULTI_VECTOR not in search.outputs:
+        match["vector_rank"] = found["vector_rank"]
+        if search.reads_words:
+            match["text_rank"] = found["text_rank"]
+        if SPARSE in search.outputs:
+            match["sparse_rank"] = found["sparse_rank"]
+    return match
 
 
 def find_language(connection: Connection, generation: Generation) -> str:

@@ -6,10 +6,9 @@ from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
 import msgspec
 from msgspec import Meta
 
-from vectormill.collections.operations import PassageBody, find_passage
+from vectormill.collections.operations import PassageBody
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
-from vectormill.jobs.item import PASSAGE
 from vectormill.keys.api_key import READ
 from vectormill.operation import Operation
 from vectormill.search.filter import OPERATORS, parse_filter
@@ -21,8 +20,6 @@ from vectormill.search.search import (
     METADATA,
     TEXT,
     VECTOR,
-    Match,
-    Nearest,
     Search,
     check_search,
 )
@@ -206,7 +203,7 @@ def list_given(query: SearchQuery) -> list[str]:
 
 
 class MatchBody(TypedDict):
-    """One match. Parts that were not requested or do not exist are left out."""
+    """A row that a search found. Parts that were not requested or do not exist are left out."""
 
     key: str
     score: Annotated[
@@ -242,6 +239,8 @@ class MatchBody(TypedDict):
 
 
 class SearchAnswer(TypedDict):
+    """The matches of one search, best first, and how they were found."""
+
     data: list[MatchBody]
     num_rows_read: Annotated[
         int | None,
@@ -305,23 +304,6 @@ class ManySearchesAnswer(TypedDict):
     data: list[SearchAnswer]
 
 
-# The fields of an answer that are those of Nearest.
-FACTS: Final = ("num_rows_unindexed", "repeated_because", "incomplete_because", "pages_differ_because")
-
-
-def tell_nearest(nearest: Nearest, search: Search) -> SearchAnswer:
-    """Return the response body of one search."""
-    answer = SearchAnswer(
-        data=[tell_match(match, search) for match in nearest.matches], num_rows_read=nearest.num_rows_read
-    )
-    if len(nearest.matches) == search.limit and search.num_wanted <= MAX_OFFSET:
-        answer["next_offset"] = search.num_wanted
-    facts: dict[str, Any] = {name: getattr(nearest, name) for name in FACTS}
-    facts |= {"truncated": nearest.is_cut or None, "missing_fields": list(nearest.missing_fields) or None}
-    answer.update({name: fact for name, fact in facts.items() if fact is not None})  # type: ignore[typeddict-item]
-    return answer
-
-
 # Below this number of rows, reading all of them takes a few milliseconds, and nobody needs an index.
 MANY_ROWS: Final = 10_000
 
@@ -351,24 +333,6 @@ def list_notes(answer: Mapping[str, Any], collection: str) -> list[str]:
         )
         notes.append(f"No row that was sampled has the metadata field {' or '.join(missing)}.{hint}")
     return notes
-
-
-def tell_match(match: Match, search: Search) -> MatchBody:
-    """Return the response body of one match, with the fields that the search includes."""
-    told = MatchBody(key=match.key, score=match.score)
-    if METADATA in search.include:
-        told["metadata"] = match.metadata
-    if TEXT in search.include:
-        told["text"] = match.text
-    if VECTOR in search.include:
-        told["embedding"] = match.embedding
-    if match.passage is not None:
-        told["document"], told["passage"] = find_passage({PASSAGE: match.passage})
-    if search.mode == HYBRID:
-        told["vector_rank"], told["text_rank"] = match.vector_rank, match.text_rank
-    if search.is_fused and SPARSE in search.outputs:
-        told["vector_rank"], told["sparse_rank"] = match.vector_rank, match.sparse_rank
-    return told
 
 
 # A search is not retried, since the server itself waits for a worker for VECTORMILL_SEARCH_TIMEOUT_SECONDS.

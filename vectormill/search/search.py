@@ -1,9 +1,9 @@
-"""Search: the types of a search and its matches, without SQL and without the encoding of texts."""
+"""Search: the parameters of a search, without SQL and without the encoding of texts."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption
@@ -107,50 +107,6 @@ class Search:
     def num_candidates(self) -> int:
         """Return how many candidates an HNSW index examines (hnsw.ef_search)."""
         return self.ef_search or choose_num_candidates(self.tier)
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """A row that a search found.
-
-    By vector, `score` is the cosine similarity, -1 to 1 (in a binary collection, that of the signs), or the inner
-    product, as the collection compares; by sparse vectors, their inner product; by words, the cover density; by
-    several, the reciprocal rank fusion of `vector_rank`, `sparse_rank` and `text_rank`, the row's ranks from 1.
-    By multi-vectors it is MaxSim: the sum, over the query's tokens, of the largest inner product with a token of the
-    row. `passage` is the span of the document that the row holds: document, index, start, end.
-    """
-
-    key: str
-    score: float
-    metadata: dict[str, Any] | None = None
-    text: str | None = None
-    embedding: list[Any] | None = None
-    passage: dict[str, Any] | None = None
-    vector_rank: int | None = None
-    text_rank: int | None = None
-    sparse_rank: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Nearest:
-    """The matches of one search, best first.
-
-    `num_rows_read` is the approximate number of rows if all were read, else None. `repeated_because` is the reason why
-    an exact search followed the one by index, or None. `num_rows_unindexed` is the number of rows that have too many
-    sparse weights for the index and were read beside it; None if no index of sparse weights was used. `missing_fields`
-    are fields of the filter that no sampled row has; they are looked for only if nothing was found. `is_cut` says that
-    the query's text was cut. `incomplete_because` is the reason why there may be better or further rows, which only the
-    deadline has. `pages_differ_because` is the reason why this page and those before it may repeat or miss rows.
-    """
-
-    matches: list[Match]
-    num_rows_read: int | None
-    repeated_because: str | None = None
-    num_rows_unindexed: int | None = None
-    missing_fields: Sequence[str] = ()
-    is_cut: bool = False
-    incomplete_because: str | None = None
-    pages_differ_because: str | None = None
 
 
 def choose_num_candidates(num_wanted: int) -> int:

@@ -131,7 +131,7 @@ def test_searches_that_come_together_and_cost_alike_share_a_statement(engine: En
         gathered = asyncio.gather(*found)
         await asyncio.sleep(0)
         gone.cancel()
-        return [nearest.matches[0].key for (nearest,) in await gathered]
+        return [nearest["data"][0]["key"] for (nearest,) in await gathered]
 
     pool = SearchPool(engine, 100)
     event.listen(engine, "begin", count)
@@ -162,7 +162,7 @@ def test_what_cheap_searches_take_is_learned_and_more_of_them_are_run_together(e
             for _ in range(num_searches)
         ]
         found = await asyncio.gather(*asked)
-        assert all(nearest.matches[0].key == "k4" for (nearest,) in found)
+        assert all(nearest["data"][0]["key"] == "k4" for (nearest,) in found)
         return num_begun
 
     async def count_twice(pool: SearchPool) -> tuple[int, int]:

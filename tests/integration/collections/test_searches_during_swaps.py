@@ -111,4 +111,4 @@ def test_a_search_that_began_before_the_swap_ends_in_the_old_generation(engine: 
     before = ask(engine, find_generation, "docs")
     swap(engine, building)
     found = ask(engine, search_collection, before, QUERY, 10)
-    assert {match.key for match in found.matches} == set(OLD)
+    assert {match["key"] for match in found["data"]} == set(OLD)

@@ -38,7 +38,7 @@ def test_the_default_index_finds_98_of_100_of_the_ten_nearest_of_real_texts(engi
         for query in queries:
             nearest = {str(number) for number in np.argsort(-(vectors @ query))[:10]}
             found = search_collection(connection, generation, query, 10)
-            assert found.num_rows_read is None
-            num_found += len(nearest & {match.key for match in found.matches})
+            assert found["num_rows_read"] is None
+            num_found += len(nearest & {match["key"] for match in found["data"]})
     recall = num_found / (10 * len(queries))
     assert recall >= 0.98, recall  # 0.998

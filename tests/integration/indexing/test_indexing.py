@@ -73,8 +73,8 @@ def test_a_live_collection_gets_the_index_that_its_searches_use(
     with engine.connect() as connection:
         connection.execute(text("SET LOCAL enable_seqscan = off"))  # so small a table is rightly read whole
         found = search_collection(connection, generation, vectors[3], 10)
-    assert found.num_rows_read is None
-    assert found.matches[0].key == "3"
+    assert found["num_rows_read"] is None
+    assert found["data"][0]["key"] == "3"
 
 
 def test_the_planner_takes_the_index_of_a_collection_that_is_not_small(engine: Engine) -> None:
@@ -84,8 +84,8 @@ def test_the_planner_takes_the_index_of_a_collection_that_is_not_small(engine: E
     build_indexes(start_run(engine)[0], generation)
     execute(engine, f"ANALYZE vectormill.{generation.table_name}")
     found = ask(engine, search_collection, generation, vectors[3], 10)
-    assert found.num_rows_read is None
-    assert found.matches[0].key == "3"
+    assert found["num_rows_read"] is None
+    assert found["data"][0]["key"] == "3"
 
 
 def test_what_is_there_already_is_kept_and_another_run_changes_nothing(engine: Engine) -> None:
@@ -186,7 +186,7 @@ def test_writers_and_searches_go_on_while_a_live_index_is_built(
             failures.append(error)
 
     def search(number: int) -> None:
-        assert ask(engine, search_collection, generation, vectors[number % 6000], 5).matches
+        assert ask(engine, search_collection, generation, vectors[number % 6000], 5)["data"]
 
     def put(number: int) -> None:
         rows = make_rows(vectors[number : number + 1], kind, None)
@@ -221,8 +221,8 @@ def test_writers_and_searches_go_on_while_a_live_index_is_built(
     with engine.connect() as connection:
         connection.execute(text("SET LOCAL enable_seqscan = off"))
         found = search_collection(connection, generation, vectors[0], 5)
-    assert found.num_rows_read is None
-    assert {"0", "new0"} <= {match.key for match in found.matches}
+    assert found["num_rows_read"] is None
+    assert {"0", "new0"} <= {match["key"] for match in found["data"]}
 
 
 def test_the_progress_of_a_build_is_reported(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,4 +331,4 @@ def test_a_vector_of_a_text_that_was_put_after_the_build_is_found(engine: Engine
         upsert_rows(connection, generation.id, 9, [Item("late", b"late")], rows, SPEC)
         connection.execute(text("SET LOCAL enable_seqscan = off"))
         found = search_collection(connection, generation, vector_of(b"late"), 1)
-    assert (found.num_rows_read, found.matches[0].key) == (None, "late")
+    assert (found["num_rows_read"], found["data"][0]["key"]) == (None, "late")

@@ -101,8 +101,8 @@ def test_most_of_the_ten_nearest_are_found(
         generation = open_collection(connection, "docs", spec)
         for query in vectors[:NUM_QUERIES]:
             nearest = {str(number) for number in np.argsort(-(vectors @ query))[:10]}
-            found = search_collection(connection, generation, query, 10).matches
-            num_found += len(nearest & {match.key for match in found})
+            found = search_collection(connection, generation, query, 10)["data"]
+            num_found += len(nearest & {match["key"] for match in found})
     assert num_found / (10 * NUM_QUERIES) >= least
 
 
@@ -113,12 +113,12 @@ def test_the_score_of_codes_is_the_cosine_of_what_they_stand_for(
     fill(engine, spec, vectors, encoding)
     ranges = ask(engine, find_ranges, spec)
     generation = ask(engine, open_collection, "docs", spec)
-    matches = ask(engine, search_collection, generation, vectors[7], 400).matches
+    matches = ask(engine, search_collection, generation, vectors[7], 400)["data"]
     assert ranges is not None
     restored = restore(quantize(vectors, ranges), ranges)
     cosines = restored @ vectors[7] / np.linalg.norm(restored, axis=1)
     assert len(matches) == NUM_TEXTS
-    expected = [cosines[int(match.key)] for match in matches]
-    np.testing.assert_allclose([match.score for match in matches], expected, atol=1e-5)
+    expected = [cosines[int(match["key"])] for match in matches]
+    np.testing.assert_allclose([match["score"] for match in matches], expected, atol=1e-5)
     # What quantization costs a vector itself, and not only its rank.
     assert ((restored * vectors).sum(axis=1) / np.linalg.norm(restored, axis=1)).min() > 0.98

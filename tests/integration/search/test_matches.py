@@ -50,7 +50,7 @@ def find_numbers(written: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.int64]]
 
 
 def keys_of(found: Any) -> list[str]:
-    return [match.key for match in found.matches]
+    return [match["key"] for match in found["data"]]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_filtered_search_finds_the_nearest_of_the_rows_that_fit(
     numbers, num_found = find_numbers(written), 0
     for query in searched.vectors[3:2000:100]:
         found = searched.search(query, condition=parse_filter(written))
-        assert len(found.matches) == 10
+        assert len(found["data"]) == 10
         num_found += len(set(keys_of(found)) & set(searched.nearest(query, numbers, 10)))
     assert num_found >= 0.95 * 200
 
@@ -81,7 +81,7 @@ def test_the_vectors_index_goes_on_until_enough_rows_fit(by_index_alone: Searche
     assert VECTORS_INDEX in {node.get("Index Name") for node in nodes}
     for query in by_index_alone.vectors[3:4000:100]:
         found = by_index_alone.search(query, condition=parse_filter({"shelf": 7}))
-        assert len(found.matches) == 10
+        assert len(found["data"]) == 10
         num_found += len(set(keys_of(found)) & set(by_index_alone.nearest(query, numbers, 10)))
     assert num_found >= 0.95 * 400
 
@@ -96,19 +96,19 @@ def test_when_the_index_gives_up_the_search_is_repeated_exactly_and_says_so(
     query = by_index_alone.vectors[3]
     found = by_index_alone.search(query, condition=parse_filter({"shelf": 7}))
     assert keys_of(found) == by_index_alone.nearest(query, find_numbers({"shelf": 7}), 10)
-    assert " of 10 rows that satisfy the filter" in found.repeated_because
+    assert " of 10 rows that satisfy the filter" in found.get("repeated_because")
     everywhere = by_index_alone.search(query)
-    assert len(everywhere.matches) == 10
-    assert everywhere.repeated_because is None
+    assert len(everywhere["data"]) == 10
+    assert everywhere.get("repeated_because") is None
 
 
 def test_a_field_that_no_row_has_is_named_where_nothing_was_found(by_index_alone: Searched) -> None:
     query = by_index_alone.vectors[3]
     nothing = {"and": [{"nosuch": 4}, {"shelf": {"gte": 0}}, {"not": {"neither.nor": 1}}]}
     found = by_index_alone.search(query, condition=parse_filter(nothing))
-    assert (found.matches, list(found.missing_fields)) == ([], ["neither", "nosuch"])
+    assert (found["data"], found.get("missing_fields")) == ([], ["neither", "nosuch"])
     for known in ({"shelf": -1}, {"not": {"nosuch": 4}}):
-        assert not by_index_alone.search(query, condition=parse_filter(known)).missing_fields
+        assert "missing_fields" not in by_index_alone.search(query, condition=parse_filter(known))
 
 
 def test_plans_use_the_indexes_that_are_there(searched: Searched) -> None:
@@ -167,10 +167,10 @@ def test_the_nearest_to_a_row_are_found_without_the_row_itself(searched: Searche
 def test_a_row_that_both_rankings_have_is_before_those_of_one(searched: Searched) -> None:
     query = searched.vectors[17]
     found = searched.search(query, mode="hybrid", words="number 17 meadow", limit=3)
-    first = found.matches[0]
-    assert (first.key, first.vector_rank, first.text_rank) == ("k17", 1, 1)
-    assert first.score == pytest.approx(2 / 61)
-    assert [match.score for match in found.matches[1:]] == pytest.approx([1 / 62, 1 / 63])
+    first = found["data"][0]
+    assert (first["key"], first["vector_rank"], first["text_rank"]) == ("k17", 1, 1)
+    assert first["score"] == pytest.approx(2 / 61)
+    assert [match["score"] for match in found["data"][1:]] == pytest.approx([1 / 62, 1 / 63])
     only_words = searched.search(query, mode="hybrid", words="number 21", limit=3, vector_weight=0.0)
     assert keys_of(only_words)[0] == "k21"
 
@@ -178,20 +178,20 @@ def test_a_row_that_both_rankings_have_is_before_those_of_one(searched: Searched
 def test_a_fused_list_is_longer_than_the_page_in_both_rankings(searched: Searched) -> None:
     # The 40th nearest is first by its words: of lists as long as the page it would be in one only.
     query = searched.vectors[17]
-    nearest = searched.search(query, limit=40).matches[-1]
-    number = nearest.key.removeprefix("k")
+    nearest = searched.search(query, limit=40)["data"][-1]
+    number = nearest["key"].removeprefix("k")
     found = searched.search(query, mode="hybrid", words=f"number {number}", limit=2)
-    assert found.matches[0].key == nearest.key
-    assert (found.matches[0].vector_rank, found.matches[0].text_rank) == (40, 1)
+    assert found["data"][0]["key"] == nearest["key"]
+    assert (found["data"][0]["vector_rank"], found["data"][0]["text_rank"]) == (40, 1)
 
 
 def test_words_are_searched_within_a_filter(searched: Searched) -> None:
     found = searched.search(
         mode="text", words="harbour -lantern", condition=parse_filter({"lang": "de"}), limit=1000
     )
-    assert found.matches
-    for match in found.matches:
-        assert match.metadata["lang"] == "de"
+    assert found["data"]
+    for match in found["data"]:
+        assert match["metadata"]["lang"] == "de"
     execute(searched.engine, "UPDATE vectormill.collections SET keep_text = false")
     try:
         with pytest.raises(TextsNotKept, match="--keep-text"):
@@ -205,17 +205,17 @@ def test_every_document_gives_its_best_passage_and_there_are_as_many_as_were_ask
 ) -> None:
     query = searched.vectors[0]  # the nearest 1,200 rows are passages of one document
     plain = searched.search(query, limit=100)
-    assert {match.passage["document"] for match in plain.matches} == {"d0"}
+    assert {match["document"] for match in plain["data"]} == {"d0"}
     found = searched.search(query, limit=10, by_document=True)
-    documents = [match.passage["document"] if match.passage else match.key for match in found.matches]
+    documents = [match["document"] if match.get("passage") else match["key"] for match in found["data"]]
     assert len(set(documents)) == 10
     assert documents[0] == "d0"
-    assert found.matches[0].key == "k0"
+    assert found["data"][0]["key"] == "k0"
     others = np.setdiff1d(np.arange(NUM_ROWS), np.arange(LONG_DOCUMENT) * 5)
-    assert found.matches[1].key == searched.nearest(query, others, 1)[0]
-    assert "fewer documents" in found.repeated_because
+    assert found["data"][1]["key"] == searched.nearest(query, others, 1)[0]
+    assert "fewer documents" in found.get("repeated_because")
     unlike = searched.search(like="k0", limit=5, by_document=True)
-    assert "d0" not in [match.passage["document"] for match in unlike.matches if match.passage]
+    assert "d0" not in [match["document"] for match in unlike["data"] if match.get("passage")]
 
 
 def test_pages_of_a_search_follow_each_other(searched: Searched) -> None:
@@ -232,13 +232,13 @@ def test_pages_of_a_search_follow_each_other(searched: Searched) -> None:
 
 def test_only_what_is_asked_for_is_given(searched: Searched) -> None:
     query = searched.vectors[17]
-    (bare,) = searched.search(query, limit=1, include=()).matches
-    assert (bare.metadata, bare.text, bare.embedding, bare.passage) == (None, None, None, None)
-    (full,) = searched.search(query, limit=1, include=("vector", "text", "metadata")).matches
-    assert full.text == "number 17 meadow lantern"
-    assert full.metadata == describe_row(17)
-    np.testing.assert_allclose(full.embedding, query, atol=1e-3)
-    scores = [match.score for match in searched.search(query, min_score=0.9).matches]
+    (bare,) = searched.search(query, limit=1, include=())["data"]
+    assert bare.keys() == {"key", "score"}
+    (full,) = searched.search(query, limit=1, include=("vector", "text", "metadata"))["data"]
+    assert full["text"] == "number 17 meadow lantern"
+    assert full["metadata"] == describe_row(17)
+    np.testing.assert_allclose(full["embedding"], query, atol=1e-3)
+    scores = [match["score"] for match in searched.search(query, min_score=0.9)["data"]]
     assert 0 < len(scores) < 10
     assert min(scores) >= 0.9
 

@@ -24,10 +24,11 @@ from vectormill.domain.encoding import VECTOR_TYPES
 from vectormill.search.deadline import Deadline
 from vectormill.search.filter import parse_filter
 from vectormill.search.matches import MOST_TOGETHER, Finder, SearchWithVector, find_matches
+from vectormill.search.operations import SearchAnswer
 from vectormill.search.plans import Plans
 from vectormill.search.query_vectors import make_query_vectors
 from vectormill.search.rankings import Depth, write_round
-from vectormill.search.search import TEXT, Nearest, Search
+from vectormill.search.search import TEXT, Search
 from vectormill.vectors.quantization import Ranges
 
 VECTORS_INDEX = "generation_1_embedding_idx"
@@ -71,7 +72,7 @@ def counting_statements(engine: Engine) -> Iterator[list[str]]:
 
 def find_alone(
     connection: Connection, generation: Generation, searches: Sequence[SearchWithVector]
-) -> list[Nearest]:
+) -> list[SearchAnswer]:
     return [find_matches(connection, generation, [search])[0] for search in searches]
 
 
@@ -98,7 +99,7 @@ def test_a_filter_that_no_row_fits_finds_nothing_for_any(searched: Searched) -> 
     searches = [(Search(condition=parse_filter({"lang": "fr"})), vector) for vector in searched.vectors[:3]]
     found = ask(searched.engine, find_matches, searched.generation(), searches)
     assert found == ask(searched.engine, find_alone, searched.generation(), searches)
-    assert [nearest.matches for nearest in found] == [[], [], []]
+    assert [nearest["data"] for nearest in found] == [[], [], []]
 
 
 def test_a_key_that_was_deleted_is_in_no_answer(searched: Searched) -> None:
@@ -109,9 +110,9 @@ def test_a_key_that_was_deleted_is_in_no_answer(searched: Searched) -> None:
         connection.execute(text(f"DELETE FROM vectormill.{generation.table_name} WHERE key = 'k17'"))
         after = find_matches(connection, generation, searches)
         connection.rollback()
-    assert before[0].matches[0].key == "k17"
-    assert all(match.key != "k17" for nearest in after for match in nearest.matches)
-    assert [len(nearest.matches) for nearest in after] == [10, 10]
+    assert before[0]["data"][0]["key"] == "k17"
+    assert all(match["key"] != "k17" for nearest in after for match in nearest["data"])
+    assert [len(nearest["data"]) for nearest in after] == [10, 10]
 
 
 def test_every_search_of_a_round_is_by_the_index_of_the_vectors(searched: Searched) -> None:
@@ -153,10 +154,10 @@ def test_where_an_index_gives_too_little_that_search_is_repeated_by_itself(searc
             connection.execute(text(f"SET LOCAL {setting}"))
         found = find_matches(connection, generation, searches)
         assert found == find_alone(connection, generation, searches)
-    reasons = [nearest.repeated_because for nearest in found]
+    reasons = [nearest.get("repeated_because") for nearest in found]
     assert all(" of 40 rows" in (reason or "") for reason in reasons), (
         reasons,
-        [n.num_rows_read for n in found],
+        [n["num_rows_read"] for n in found],
     )
 
 
@@ -166,7 +167,7 @@ def test_a_large_table_without_an_index_is_read_for_one_search_at_a_time(searche
         connection.execute(text("SET LOCAL enable_indexscan = off"))
         found = find_matches(connection, searched.generation(), searches)
     assert rank_rows(statements) == 3
-    assert all((nearest.num_rows_read or 0) > 10_000 for nearest in found)
+    assert all((nearest["num_rows_read"] or 0) > 10_000 for nearest in found)
 
 
 def fill_small(engine: Engine, **options: Any) -> Generation:
@@ -197,8 +198,8 @@ def test_rows_that_are_equally_near_are_answered_as_alone(engine: Engine, vector
     assert any(has_tie(nearest) for nearest in together)
 
 
-def has_tie(nearest: Nearest) -> bool:
-    return len({match.score for match in nearest.matches}) < len(nearest.matches)
+def has_tie(nearest: SearchAnswer) -> bool:
+    return len({match["score"] for match in nearest["data"]}) < len(nearest["data"])
 
 
 def test_a_filter_that_is_true_and_one_that_is_1_are_not_asked_together(engine: Engine) -> None:
@@ -214,7 +215,12 @@ def test_a_filter_that_is_true_and_one_that_is_1_are_not_asked_together(engine: 
         for key, value in (("k1", "1"), ("k2", "true")):
             connection.execute(insert, {"key": key, "metadata": f'{{"a": {value}}}'})
         found = find_matches(connection, generation, searches)
-    assert [[match.key for match in nearest.matches] for nearest in found] == [["k1"], ["k2"], ["k1"], ["k2"]]
+    assert [[match["key"] for match in nearest["data"]] for nearest in found] == [
+        ["k1"],
+        ["k2"],
+        ["k1"],
+        ["k2"],
+    ]
 
 
 def test_of_searches_that_come_together_an_error_is_its_own_alone(engine: Engine) -> None:
@@ -224,11 +230,11 @@ def test_of_searches_that_come_together_an_error_is_its_own_alone(engine: Engine
 
     async def ask_all(pool: SearchPool) -> list[Any]:
         asked = [pool.find(generation, [(Search(limit=1), vector)], Deadline(30)) for vector in vectors]
-        return await asyncio.gather(*asked, return_exceptions=True)
+        return [*await asyncio.gather(*asked, return_exceptions=True)]
 
     pool = SearchPool(engine, 100)
     found = asyncio.run(ask_all(pool))
     pool.close()
     assert isinstance(found.pop(5), SQLAlchemyError)
-    keys = [nearest.matches[0].key.removeprefix("twin of ") for (nearest,) in found]
+    keys = [nearest["data"][0]["key"].removeprefix("twin of ") for (nearest,) in found]
     assert keys == [f"k{n}" for n in range(12) if n != 5]

@@ -31,7 +31,8 @@ ITEMS = [
     Item(
         f"k{number:03d}",
         f"text {number} {WORDS[number % 3]}".encode(),
-        f'{{"part": {number % 4}, "_passage": {{"document": "d{number // 3}", "index": 0}}}}'.encode(),
+        f'{{"part": {number % 4}, "_passage": {{"document": "d{number // 3}", "index": 0, "start": 0, '
+        '"end": 1}}'.encode(),
     )
     for number in range(150)
 ]
@@ -54,7 +55,7 @@ def keep(engine: Engine, spec: EncodingSpec) -> None:
 def search(engine: Engine, query: Representations | None = QUERY, **options: Any) -> list[Any]:
     with engine.connect() as connection:
         (found,) = find_matches(connection, find_generation(connection, "docs"), [(Search(**options), query)])
-    return found.matches
+    return found["data"]
 
 
 def measure_cosines(query: Representations) -> dict[str, float]:
@@ -90,8 +91,8 @@ def rank(scores: dict[str, float]) -> list[str]:
 
 def assert_found(matches: Sequence[Any], scores: dict[str, float], limit: int) -> None:
     best = rank(scores)[:limit]
-    assert [match.score for match in matches] == pytest.approx([scores[key] for key in best], abs=1e-3)
-    assert all(scores[match.key] == pytest.approx(match.score, abs=1e-3) for match in matches)
+    assert [match["score"] for match in matches] == pytest.approx([scores[key] for key in best], abs=1e-3)
+    assert all(scores[match["key"]] == pytest.approx(match["score"], abs=1e-3) for match in matches)
 
 
 def fuse(*rankings: list[str]) -> dict[str, float]:
@@ -107,7 +108,7 @@ def test_by_sparse_weights_the_largest_inner_products_come_first(searched: Engin
     assert 10 < len(products) < len(ROWS)
     assert_found(search(searched, outputs=(SPARSE,), limit=10), products, 10)
     everything = search(searched, outputs=(SPARSE,), limit=len(ROWS))
-    assert {match.key for match in everything} == products.keys(), "a row without a common word was found"
+    assert {match["key"] for match in everything} == products.keys(), "a row without a common word was found"
 
 
 def test_dense_alone_is_what_it_is_without_other_outputs(searched: Engine) -> None:
@@ -119,10 +120,10 @@ def test_rankings_by_dense_and_sparse_are_fused_by_their_ranks(searched: Engine)
     nearest, weighed = rank(measure_cosines(QUERY))[:100], rank(measure_products(QUERY))[:100]
     matches = search(searched, outputs=(DENSE, SPARSE), limit=10)
     assert_found(matches, fuse(nearest, weighed), 10)
-    assert all((match.vector_rank is None) == (match.key not in nearest) for match in matches)
-    assert any(match.sparse_rank is not None for match in matches)
+    assert all((match.get("vector_rank") is None) == (match["key"] not in nearest) for match in matches)
+    assert any(match.get("sparse_rank") is not None for match in matches)
     only_sparse = search(searched, outputs=(DENSE, SPARSE), limit=10, vector_weight=0.0)
-    assert [match.key for match in only_sparse] == weighed[:10]
+    assert [match["key"] for match in only_sparse] == weighed[:10]
 
 
 def test_words_are_a_third_ranking(searched: Engine) -> None:
@@ -153,8 +154,8 @@ def test_multi_vectors_alone_compare_every_row(
     monkeypatch.setattr("vectormill.vectors.representations._DIMENSIONS_AT_ONCE", 4 * rows_at_once)
     assert_found(search(searched, outputs=(MULTI_VECTOR,), limit=10), measure_all(QUERY), 10)
     second = search(searched, outputs=(MULTI_VECTOR,), limit=5, offset=5)
-    assert [match.key for match in second] == [
-        match.key for match in search(searched, outputs=(MULTI_VECTOR,), limit=10)[5:]
+    assert [match["key"] for match in second] == [
+        match["key"] for match in search(searched, outputs=(MULTI_VECTOR,), limit=10)[5:]
     ]
 
 
@@ -163,10 +164,8 @@ def test_filters_and_documents_hold_for_each_output(searched: Engine, outputs: t
     condition = parse_filter({"part": 2})
     matches = search(searched, outputs=outputs, condition=condition, limit=len(ROWS))
     assert matches
-    assert {int(match.key[1:]) % 4 for match in matches} == {2}
-    documents = [
-        match.passage["document"] for match in search(searched, outputs=outputs, by_document=True, limit=10)
-    ]
+    assert {int(match["key"][1:]) % 4 for match in matches} == {2}
+    documents = [match["document"] for match in search(searched, outputs=outputs, by_document=True, limit=10)]
     assert len(set(documents)) == len(documents) == 10
     best = search(searched, outputs=outputs, limit=1)[0]
     by_document = search(searched, outputs=outputs, by_document=True, limit=1)[0]
@@ -176,7 +175,7 @@ def test_filters_and_documents_hold_for_each_output(searched: Engine, outputs: t
 @pytest.mark.parametrize("outputs", [(DENSE,), (SPARSE,), (MULTI_VECTOR,), (DENSE, SPARSE, MULTI_VECTOR)])
 def test_a_row_is_not_like_itself(searched: Engine, outputs: tuple[str, ...]) -> None:
     matches = search(searched, None, outputs=outputs, like="k007", limit=20)
-    assert "k007" not in {match.key for match in matches}
+    assert "k007" not in {match["key"] for match in matches}
     if outputs == (MULTI_VECTOR,):
         assert_found(matches, {k: v for k, v in measure_all(ROWS["k007"]).items() if k != "k007"}, 20)
 
@@ -211,7 +210,7 @@ def test_over_http_a_row_finds_what_is_like_it_by_any_outputs(searched: Engine) 
     with api_client(searched) as api, Client(str(api.base_url)) as client:
         found = client.search("docs", more_like="k007", outputs=["sparse", "multi_vector"], limit=5)
         expected = search(searched, None, outputs=(SPARSE, MULTI_VECTOR), like="k007", limit=5)
-        assert [match["key"] for match in found] == [match.key for match in expected]
+        assert [match["key"] for match in found] == [match["key"] for match in expected]
         (fused,) = client.search("docs", more_like="k007", outputs=["dense", "sparse"], limit=1)
         assert fused["sparse_rank"] is not None or fused["vector_rank"] is not None
 
@@ -233,9 +232,9 @@ def test_a_query_may_have_vectors_of_its_own_for_each_output(
     expected = search(searched, outputs=outputs, limit=5)
     with api_client(searched) as api, Client(str(api.base_url)) as client:
         found = client.search("docs", **own, limit=5)
-        assert [match["key"] for match in found] == [match.key for match in expected]
+        assert [match["key"] for match in found] == [match["key"] for match in expected]
         assert [match["score"] for match in found] == pytest.approx(
-            [match.score for match in expected], abs=1e-3
+            [match["score"] for match in expected], abs=1e-3
         )
         (listed,) = client.search_many("docs", [{"limit": 5}], **{name: plain(own[name]) for name in own})
         assert listed == found

@@ -108,19 +108,19 @@ def test_rows_are_found_and_scored_as_numpy_compares_them(
         expected = compute_scores(vectors, query, vector_type, similarity)
         tolerance = TOLERANCES[vector_type] * float(np.abs(expected).max())
         for found in (way[number] for way in ways):
-            scores = {match.key: match.score for match in found.matches if match.key not in BROKEN}
+            scores = {match["key"]: match["score"] for match in found["data"] if match["key"] not in BROKEN}
             assert list(scores.values()) == sorted(scores.values(), reverse=True)
             own = [scores[f"k{row}"] for row in range(NUM_ROWS)]
             np.testing.assert_allclose(own, expected, atol=tolerance)
         least = np.sort(expected)[-10] - tolerance
-        assert all(match.score >= least for match in few[number].matches)
-        assert not any(np.isnan(match.score) for match in few[number].matches)
-        assert (few[number].num_rows_read is None) == has_index
+        assert all(match["score"] >= least for match in few[number]["data"])
+        assert not any(np.isnan(match["score"]) for match in few[number]["data"])
+        assert (few[number]["num_rows_read"] is None) == has_index
     (alike,) = search(engine, generation, (Search(limit=5, like="k3"), None))
     expected = compute_scores(vectors, vectors[3], vector_type, similarity)
     tolerance = TOLERANCES[vector_type] * float(np.abs(expected).max())
     others = np.sort(np.delete(expected, 3))[::-1][:5]
-    np.testing.assert_allclose([match.score for match in alike.matches], others, atol=2 * tolerance)
+    np.testing.assert_allclose([match["score"] for match in alike["data"]], others, atol=2 * tolerance)
 
 
 @pytest.mark.parametrize("vector_type", [FLOAT16, FLOAT32])
@@ -141,11 +141,11 @@ def test_a_row_without_a_direction_is_in_no_ranking(engine: Engine, vector_type:
             search(engine, generation, *[(wanted, given)] * 2),
         ]
         for found in (nearest for way in ways for nearest in way):
-            keys = [match.key for match in found.matches]
+            keys = [match["key"] for match in found["data"]]
             assert keys
             assert not set(keys) & set(BROKEN)
     (nothing,) = search(engine, generation, (Search(like="zero"), None))
-    assert nothing.matches == []
+    assert nothing["data"] == []
 
 
 def test_a_collection_keeps_its_similarity_until_another_generation_is_built(engine: Engine) -> None:
