@@ -169,7 +169,7 @@ def test_filters_and_documents_hold_for_each_output(searched: Engine, outputs: t
     assert len(set(documents)) == len(documents) == 10
     best = search(searched, outputs=outputs, limit=1)[0]
     by_document = search(searched, outputs=outputs, by_document=True, limit=1)[0]
-    assert by_document.key == best.key
+    assert by_document["key"] == best["key"]
 
 
 @pytest.mark.parametrize("outputs", [(DENSE,), (SPARSE,), (MULTI_VECTOR,), (DENSE, SPARSE, MULTI_VECTOR)])
