@@ -11,7 +11,7 @@ long string or number are in a second index, almost always empty."""
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -32,8 +32,7 @@ from vectormill.search.filter import (
     Filter,
     Not,
     OneOf,
-    find_json_type,
-    fits,
+    fits_nothing,
 )
 
 # As a field, * means one index over all metadata, for `metadata @> '{"tags": ["new"]}'` and `metadata ? 'year'`.
@@ -96,7 +95,7 @@ TEXT_INDEX: Final = sql.SQL("USING gin (search)")
 # The tests that end a range below and above, where the values of its JSON type end. An index and its statistics serve
 # them, unlike jsonb_typeof. jsonb sorts null, strings, numbers and booleans in this order, and no number that a
 # document can hold is less than -1e100000.
-ENDS: Final[Mapping[str, tuple[str, str]]] = {
+ENDS: Final = {
     "string": (">= CAST('\"\"' AS jsonb)", "< CAST('-1e100000' AS jsonb)"),
     "number": (">= CAST('-1e100000' AS jsonb)", "< CAST('false' AS jsonb)"),
 }
@@ -132,7 +131,7 @@ def compile_filter(condition: Filter | None, column: str) -> Condition:
     if condition is None:
         return Condition("true", {}, fits_nothing=True)
     values = _Values()
-    return Condition(_compile(condition, column, values), values.bound, fits(condition, {}))
+    return Condition(_compile(condition, column, values), values.bound, fits_nothing(condition))
 
 
 def _compile(condition: Filter, column: str, values: _Values) -> str:
@@ -166,7 +165,7 @@ def _compile_all(parts: Sequence[Filter], column: str, values: _Values) -> list[
     ranges: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for part in parts:
         if isinstance(part, FieldRange):
-            end = ENDS[find_json_type(part.value)][part.operator in (GT, GTE)]
+            end = ENDS["string" if isinstance(part.value, str) else "number"][part.operator in (GT, GTE)]
             ranges[part.path] += (
                 f"{SIGNS[part.operator]} CAST({values.bind(to_jsonb(part.value))} AS jsonb)",
                 end,

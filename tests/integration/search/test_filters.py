@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
 from tests.database import execute
+from tests.metadata_filters import fits
 from vectormill.db.session import driver_of
-from vectormill.search.filter import fits, parse_filter
+from vectormill.search.filter import parse_filter
 from vectormill.search.filters import ANY_FIELD, compile_filter, define_filter_indexes
 
 SCANS = ("seqscan", "indexscan", "bitmapscan")

@@ -10,11 +10,12 @@ from sqlalchemy import text
 
 from tests.architecture.sources import ROOT
 from tests.database import execute
+from tests.metadata_filters import fits
 from tests.searched import LONG_DOCUMENT, NUM_ROWS, Searched, describe_row, searched_collection
 from tests.services import connected_engine
 from vectormill.db.plans import walk_plan
 from vectormill.domain.errors import InvalidOption, ItemNotFound, TextsNotKept
-from vectormill.search.filter import fits, parse_filter
+from vectormill.search.filter import parse_filter
 from vectormill.search.filters import compile_filter, name_filter_index, name_text_index
 
 ONE_PERCENT = {"part": 7}

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.metadata_filters import fits
 from vectormill.domain.errors import InvalidOption
 from vectormill.search.filter import (
     MAX_CONDITIONS,
@@ -14,7 +15,6 @@ from vectormill.search.filter import (
     FieldRange,
     Not,
     OneOf,
-    fits,
     parse_filter,
     read_filter,
 )
