@@ -649,8 +649,8 @@ MUTANTS: Final = (
     Mutant(
         "a ranking by an index of sparse weights that ends early is taken for whole",
         "vectormill/search/matches.py",
-        "min((found.counts.get(name, 0) for name in found.reading.by_index), default=None)",
-        'min((found.counts.get(name, 0) for name in found.reading.by_index - {"sparse"}), default=None)',
+        "min((self.counts.get(name, 0) for name in self.reading.by_index), default=num_ranked)",
+        'min((self.counts.get(name, 0) for name in self.reading.by_index - {"sparse"}), default=num_ranked)',
     ),
     Mutant(
         "an edited certificate is believed",

@@ -32,7 +32,7 @@ READ_ROWS: Final = """
 """
 IS_CANDIDATE: Final = "vectors.key = ANY(CAST(:keys AS text[]))"
 # This many rows beyond twice the kept ones are collected before the worse ones are dropped.
-SPARE_ROWS: Final = 1000
+SPARE_ROWS: Final = 100
 
 
 @dataclass(slots=True)

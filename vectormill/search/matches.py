@@ -16,7 +16,7 @@ thousand rows, planning and the round trip of a statement cost as much as the se
 
 import functools
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,7 +35,7 @@ from vectormill.domain.errors import Conflict, SearchTimeout, TextsNotKept
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.jobs.item import PASSAGE
 from vectormill.search.deadline import Deadline
-from vectormill.search.filter import Filter, list_fields
+from vectormill.search.filter import list_fields
 from vectormill.search.late_interaction import BestRows, score_rows
 from vectormill.search.operations import MatchBody, SearchAnswer
 from vectormill.search.plans import PlannedReading, Plans
@@ -108,16 +108,33 @@ FIND_LANGUAGE: Final = text(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The page that one attempt of a search found.
+    """The page that one attempt of a search found in rankings of `num_ranked` rows, None for all.
 
-    `counts` are the rows that the rankings gave, by their names. `shortage` is the reason why there may be more.
+    `counts` are the rows that the rankings gave, by their names.
     """
 
+    search: Search
+    num_ranked: int | None
     rows: Sequence[Row[Any]]
     reading: PlannedReading
     counts: Mapping[str, int]
-    shortage: str | None = None
     incomplete_because: str | None = None
+
+    @property
+    def shortage(self) -> str | None:
+        """Return the reason why the search may have more or better results; None if it has none."""
+        search, num_ranked = self.search, self.num_ranked
+        is_full = len(self.rows) == search.limit
+        if num_ranked is None or not search.num_rankings or (is_full and not search.needs_depth):
+            return None
+        is_cut = not self.rows or max(self.counts.values()) >= num_ranked
+        if search.by_document and is_cut and not is_full:
+            return f"the {num_ranked:,} nearest passages belong to fewer documents than requested"
+        fewest = min((self.counts.get(name, 0) for name in self.reading.by_index), default=num_ranked)
+        if fewest < num_ranked:
+            which = "" if search.condition is None else " that satisfy the filter"
+            return f"the index returned only {fewest:,} of {num_ranked:,} rows{which}"
+        return None
 
 
 def find_matches(
@@ -205,19 +222,18 @@ class Finder:
             if queries is None:
                 return [SearchAnswer(data=[], num_rows_read=0) for _ in searches]
             write = partial(write_round, self._generation, first, queries)
-            depth = Depth(first.limit)
-            statement, reading = self._plans.choose(write, depth, is_filtered=first.condition is not None)
+            statement, reading = self._choose(first, write, Depth(first.limit))
             if (reading.num_rows_read or 0) > MOST_ROWS_READ:
                 return [None for _ in searches]
             rows = self._run(first, statement)
         pages: list[list[Row[Any]]] = [[] for _ in searches]
         for row in rows:
             pages[row.place - 1].append(row)
-        nearest: list[SearchAnswer | None] = []
-        for (search, _), page in zip(searches, pages, strict=True):
-            found = self._judge(Found(page, reading, count_ranked(page)), search, depth)
-            nearest.append(None if found.shortage else self._tell(found, search))
-        return nearest
+        found = [
+            Found(search, first.limit, page, reading, count_ranked(page))
+            for (search, _), page in zip(searches, pages, strict=True)
+        ]
+        return [None if each.shortage else self._tell(each) for each in found]
 
     def find_one(self, search: Search, query: Query) -> SearchAnswer:
         """Run one search, with more candidates and in the end with all of them, until its page is full."""
@@ -247,46 +263,49 @@ class Finder:
                 else:
                     repeated_because = None if depth.in_parts or search.mode == BY_TEXT else shortage
             differ = self._compare_pages(ranking, found, is_first=tried is depths[0])
-            return self._tell(found, search, repeated_because, differ)
-
-    # ---- steps
+            return self._tell(found, repeated_because, differ)
 
     def _try(self, ranking: Ranking, query: Query, document: str | None, depth: Depth) -> Found:
         """Return the page that the rankings of this depth give. Raise SearchTimeout if nothing is found in time."""
-        search, generation = ranking.search, self._generation
-        is_filtered = search.condition is not None
-        if MULTI_VECTOR not in search.outputs:
-            statement, reading = self._plans.choose(ranking.write_page, depth, is_filtered=is_filtered)
-            rows = self._run(search, statement)
-            return self._judge(Found(rows, reading, count_ranked(rows)), search, depth)
-        assert isinstance(query, Representations)
-        candidates = None
-        reading = PlannedReading(
-            frozenset(), estimate_num_rows(self._connection, generation.table_name), None
-        )
+        search = ranking.search
+        if isinstance(query, Representations) and MULTI_VECTOR in search.outputs:
+            return self._score(ranking, query.vectors, document, depth)
+        statement, reading = self._choose(search, ranking.write_page, depth)
+        rows = self._run(search, statement)
+        return Found(search, depth.num_ranked, rows, reading, count_ranked(rows))
+
+    def _score(
+        self, ranking: Ranking, query: npt.NDArray[np.float16], document: str | None, depth: Depth
+    ) -> Found:
+        """Return the page of the candidates, or of all rows, by MaxSim, as far as there was time for it."""
+        search, candidates, incomplete_because = ranking.search, None, None
         if search.num_rankings:
-            candidates, reading = self._plans.choose(ranking.write_candidates, depth, is_filtered=is_filtered)
+            candidates, reading = self._choose(search, ranking.write_candidates, depth)
+        else:
+            num_rows = estimate_num_rows(self._connection, self._generation.table_name)
+            reading = PlannedReading(frozenset(), num_rows, None)
         best = BestRows(search.num_wanted, by_document=search.by_document)
-        incomplete_because = None
         try:
-            with (
-                self._connection.begin_nested(),
-                self._explaining(search),
-            ):  # what was found outlives a time-out
+            # What was found in the savepoint outlives a time-out.
+            with self._connection.begin_nested(), self._explaining(search):
                 for _ in score_rows(
-                    self._connection, generation, search, query.vectors, candidates, document, best
+                    self._connection, self._generation, search, query, candidates, document, best
                 ):
                     self._prepare(search, spare_seconds=self._page_seconds)
         except SearchTimeout:
             if not best.num_seen:
                 raise
             self._prepared, self._is_aborted = None, False
-            num_rows = f"about {reading.num_rows_read:,}" if reading.num_rows_read else "all"
-            incomplete_because = f"there was only time for {best.num_seen:,} of {num_rows} rows"
+            whole = f"about {reading.num_rows_read:,}" if reading.num_rows_read else "all"
+            incomplete_because = f"there was only time for {best.num_seen:,} of {whole} rows"
             reading = replace(reading, num_rows_read=best.num_seen)
-        rows = self._run(search, write_given(generation, search, best.read_scores()))
-        found = Found(rows, reading, best.counts, incomplete_because=incomplete_because)
-        return self._judge(found, search, depth)
+        rows = self._run(search, write_given(self._generation, search, best.read_scores()))
+        return Found(search, depth.num_ranked, rows, reading, best.counts, incomplete_because)
+
+    def _choose(
+        self, search: Search, write: Callable[[Depth], Statement], depth: Depth
+    ) -> tuple[Statement, PlannedReading]:
+        return self._plans.choose(write, depth, is_filtered=search.condition is not None)
 
     def _run(self, search: Search, statement: Statement) -> Sequence[Row[Any]]:
         self._prepare(search)
@@ -308,11 +327,6 @@ class Finder:
             self._connection.execute(PREPARE_SEARCH, dict(zip(names, wanted, strict=True))).all()
             self._prepared = wanted
 
-    # ---- judging and telling
-
-    def _judge(self, found: Found, search: Search, depth: Depth) -> Found:
-        return replace(found, shortage=find_shortage(found, search, depth.num_ranked))
-
     def _compare_pages(self, ranking: Ranking, found: Found, *, is_first: bool) -> str | None:
         """Return the reason why the page may have rows of the pages before it, or miss some; None for a first page."""
         search = ranking.search
@@ -321,9 +335,7 @@ class Finder:
         before = replace(search, offset=0)
         first = replace(ranking, search=before)
         write = first.write_candidates if MULTI_VECTOR in search.outputs else first.write_page
-        _, reading = self._plans.choose(
-            write, plan_attempts(before)[0], is_filtered=search.condition is not None
-        )
+        _, reading = self._choose(search, write, plan_attempts(before)[0])
         by_index = found.reading.by_index
         is_alike = is_first and (before.tier == search.tier or search.is_sliced)
         is_alike &= not by_index or before.num_candidates == search.num_candidates
@@ -335,12 +347,9 @@ class Finder:
         )
 
     def _tell(
-        self,
-        found: Found,
-        search: Search,
-        repeated_because: str | None = None,
-        pages_differ_because: str | None = None,
+        self, found: Found, repeated_because: str | None = None, pages_differ_because: str | None = None
     ) -> SearchAnswer:
+        search = found.search
         matches = [make_match(row, search, self._generation) for row in found.rows]
         if search.min_score is not None:
             matches = [match for match in matches if match["score"] >= search.min_score]
@@ -354,7 +363,9 @@ class Finder:
         if found.incomplete_because is not None:
             answer["incomplete_because"] = found.incomplete_because
         elif not matches and search.condition is not None:
-            missing = find_missing_fields(self._connection, self._generation, search.condition)
+            fields = {"fields": sorted(list_fields(search.condition))[:MOST_FIELDS_SOUGHT]}
+            sought = FIND_MISSING_FIELDS.format(attributes=attributes_name(self._generation.id))
+            missing = list(self._connection.execute(read_statement(sought), fields).scalars())
             answer |= {"missing_fields": missing} if missing else {}
         if pages_differ_because is not None:
             answer["pages_differ_because"] = pages_differ_because
@@ -408,28 +419,6 @@ def plan_attempts(search: Search) -> list[Depth]:
             Depth(None, is_exact=True, in_parts=False),
         ]
     return [Depth(depth), Depth(depth, in_parts=False), Depth(depth, is_exact=True, in_parts=False)]
-
-
-def find_shortage(found: Found, search: Search, num_ranked: int | None) -> str | None:
-    """Return the reason why the search may have more or better results than were found; None if it has none."""
-    is_full = len(found.rows) == search.limit
-    if not search.num_rankings or (is_full and not search.needs_depth):
-        return None
-    is_cut = num_ranked is not None and (not found.rows or max(found.counts.values()) >= num_ranked)
-    if search.by_document and is_cut and not is_full:
-        return f"the {num_ranked:,} nearest passages belong to fewer documents than requested"
-    fewest = min((found.counts.get(name, 0) for name in found.reading.by_index), default=None)
-    if fewest is not None and num_ranked is not None and fewest < num_ranked:
-        which = "" if search.condition is None else " that satisfy the filter"
-        return f"the index returned only {fewest:,} of {num_ranked:,} rows{which}"
-    return None
-
-
-def find_missing_fields(connection: Connection, generation: Generation, condition: Filter) -> list[str]:
-    """Return the fields of a filter that none of the first rows of the collection has."""
-    fields = sorted(list_fields(condition))[:MOST_FIELDS_SOUGHT]
-    sought = FIND_MISSING_FIELDS.format(attributes=attributes_name(generation.id))
-    return list(connection.execute(read_statement(sought), {"fields": fields}).scalars())
 
 
 def make_queries(
