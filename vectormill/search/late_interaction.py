@@ -109,9 +109,10 @@ def _read_blocks(
     connection: Connection, generation: Generation, statement: str, values: Mapping[str, object]
 ) -> Generator[Sequence[Row[Any]]]:
     """Yield the rows of a statement in blocks whose vectors fit into memory, from a cursor on the server."""
-    options = {"yield_per": limit_rows(generation.spec.token_dimensions)}
+    num_rows = limit_rows(generation.spec.token_dimensions)
+    options = {"yield_per": num_rows}
     with connection.execute(text(statement), values, execution_options=options) as rows:
-        yield from rows.partitions()
+        yield from rows.partitions(num_rows)
 
 
 def _read_candidates(
