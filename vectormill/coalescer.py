@@ -57,7 +57,8 @@ class Caller(Generic[Question, Answer]):
 class Coalescer(Generic[KeyT, Question, Answer]):
     """Combines waiting questions with the same key into one call of `carry_out`, which answers each of them.
 
-    If a caller is cancelled, its waiting question is dropped; a call in progress continues for the others.
+    If a caller is cancelled, its waiting question is dropped. A call in progress continues for the others, and also
+    without any unless `abandons`.
 
     Args:
         carry_out: answers the questions of one key, in their order. An error is raised in all their callers.
@@ -67,6 +68,7 @@ class Coalescer(Generic[KeyT, Question, Answer]):
         count: returns how many questions of a key go into its next call, from the oldest on; at least 1.
         choose_pause: returns the seconds to wait for further questions before the next call.
         is_of_one: returns whether a single question may have caused an error; then each is tried alone.
+        abandons: whether a call is cancelled once all its callers have gone.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Coalescer(Generic[KeyT, Question, Answer]):
         count: Callable[[KeyT, Sequence[Question]], int] = lambda _, questions: len(questions),
         choose_pause: Callable[[], float] = lambda: 0.0,
         is_of_one: Callable[[Exception], bool] = lambda _: False,
+        abandons: bool = False,
     ) -> None:
         self._carry_out = carry_out
         self._max_waiting = max_waiting
@@ -87,6 +90,7 @@ class Coalescer(Generic[KeyT, Question, Answer]):
         self._count = count
         self._choose_pause = choose_pause
         self._is_of_one = is_of_one
+        self._abandons = abandons
         self._numbers = itertools.count()
         self._queues: dict[
             KeyT, dict[int, Caller[Question, Answer]]
@@ -165,6 +169,18 @@ class Coalescer(Generic[KeyT, Question, Answer]):
             self._running[key] += 1
             self._tasks.add(task)
             task.add_done_callback(functools.partial(self._end, key, together))
+            if self._abandons:
+                for waiting in together:
+                    waiting.answer.add_done_callback(functools.partial(self._abandon, together, task))
+
+    def _abandon(
+        self,
+        together: Sequence[Caller[Question, Answer]],
+        task: "asyncio.Task[None]",
+        _: "asyncio.Future[Answer]",
+    ) -> None:
+        if all(waiting.answer.cancelled() for waiting in together):
+            task.cancel()
 
     def _take(self, key: KeyT) -> list[Caller[Question, Answer]]:
         queue = self._queues[key]

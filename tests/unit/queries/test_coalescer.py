@@ -147,6 +147,26 @@ def test_a_caller_that_goes_after_it_was_begun_takes_nothing_from_the_others() -
     run(story)
 
 
+def test_a_call_whose_callers_have_all_gone_is_abandoned_where_nobody_else_needs_it() -> None:
+    async def story() -> None:
+        for abandons, at_once in ((True, 0), (False, 1)):
+            kitchen = Kitchen(abandons=abandons)
+            kitchen.gate.clear()
+            first, second = kitchen.ask(1, 2)
+            await settle()
+            first.cancel()
+            await settle()
+            assert (kitchen.at_once, kitchen.coalescer.num_running) == (1, 1)
+            second.cancel()
+            await settle()
+            assert (kitchen.at_once, kitchen.coalescer.num_running) == (at_once, at_once)
+            kitchen.gate.set()
+            await kitchen.coalescer.close()
+            assert await asyncio.gather(*kitchen.ask(3)) == [6]
+
+    run(story)
+
+
 def test_an_error_is_everybodys_who_was_carried_out_with_it_and_nobody_elses() -> None:
     async def story() -> None:
         kitchen = Kitchen()
