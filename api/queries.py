@@ -118,10 +118,6 @@ class QueryTexts:
     is_repeated: bool = False
     is_wanted: bool = True  # False once its client is answered or has disconnected
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(map(len, self.texts))
-
 
 @dataclass(slots=True, eq=False)
 class Message:
@@ -165,7 +161,7 @@ class QueryExchange:
             self._send,
             max_waiting=settings.max_requests * PARTS_AT_ONCE,
             max_running_of=lambda spec: self._max_messages(find_space(spec)),
-            count=lambda _, waiting: count_together(waiting),
+            count=lambda spec, waiting: count_fitting(spec, [asked.texts for asked in waiting]),
         )
         self._messages: dict[bytes, Message] = {}
         self._refusals: set[str] = set()  # the reasons that were logged
@@ -213,7 +209,7 @@ class QueryExchange:
 
         All parts are answered before the deadline; without one, each has the time of a search.
         """
-        parts = list(cut_parts(texts, find_most_bytes(spec)))
+        parts = list(cut_parts(spec, texts))
         if len(parts) == 1:
             return await self._answer_part(spec, texts, deadline)
         free = asyncio.Semaphore(PARTS_AT_ONCE)
@@ -465,24 +461,26 @@ def make_query_spec(registry: Registry, spec: EncodingSpec) -> EncodingSpec:
     return replace(spec, pooling=spec.model_pooling, prompt=prompt, long_texts=long_texts, vector_type=None)
 
 
-def find_most_bytes(spec: EncodingSpec) -> int:
-    """Return how many bytes of texts one message may have. A byte may be a token, whose vector is in the answer."""
-    return (
-        min(MAX_BYTES, MAX_ANSWER_BYTES // (2 * spec.token_dimensions))
-        if spec.token_dimensions
-        else MAX_BYTES
-    )
+def count_fitting(spec: EncodingSpec, groups: Sequence[Sequence[bytes]]) -> int:
+    """Return how many of these groups of texts, from the first on, fit into one message; at least 1."""
+    max_bytes = MAX_BYTES
+    if spec.token_dimensions:  # a byte may be a token, whose vector is in the answer
+        max_bytes = min(MAX_BYTES, MAX_ANSWER_BYTES // (2 * spec.token_dimensions))
+    num_texts = num_bytes = 0
+    for number, texts in enumerate(groups):
+        num_texts += len(texts)
+        num_bytes += sum(map(len, texts))
+        if number and (num_texts > MAX_TEXTS or num_bytes > max_bytes):
+            return number
+    return len(groups)
 
 
-def cut_parts(texts: Sequence[bytes], max_bytes: int = MAX_BYTES) -> Iterator[Sequence[bytes]]:
+def cut_parts(spec: EncodingSpec, texts: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     """Split the texts into consecutive parts that fit into one message; a part of one text may be larger."""
-    start = num_bytes = 0
-    for index, text in enumerate(texts):
-        if index > start and (index - start == MAX_TEXTS or num_bytes + len(text) > max_bytes):
-            yield texts[start:index]
-            start, num_bytes = index, 0
-        num_bytes += len(text)
-    yield texts[start:]
+    while texts:
+        size = count_fitting(spec, [[text] for text in texts[:MAX_TEXTS]])
+        yield texts[:size]
+        texts = texts[size:]
 
 
 def join_parts(answers: Sequence[Answered]) -> Answered:
@@ -514,17 +512,6 @@ def find_space(spec: EncodingSpec) -> str:
 @functools.lru_cache(maxsize=100)
 def spell_spec(spec: EncodingSpec) -> bytes:
     return write_spec(spec)
-
-
-def count_together(waiting: Sequence[QueryTexts]) -> int:
-    """Return how many of the waiting requests, oldest first, fit into one message; at least 1."""
-    num_texts = num_bytes = 0
-    for number, asked in enumerate(waiting):
-        num_texts += len(asked.texts)
-        num_bytes += asked.num_bytes
-        if number and (num_texts > MAX_TEXTS or num_bytes > MAX_BYTES):
-            return number
-    return len(waiting)
 
 
 def split_representations(answer: EncodedTexts, num_texts: int) -> npt.NDArray[np.object_]:

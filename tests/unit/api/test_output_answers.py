@@ -11,7 +11,7 @@ import pytest
 from api.openai.embeddings import measure_results, write_answer
 from api.openai.operations import CohereEmbedRequest
 from api.openai.others import list_weights, write_cohere_answer
-from api.queries import Answered, cut_parts, find_most_bytes
+from api.queries import Answered, cut_parts
 from tests.kinds import MANY, representations_of
 from tests.protocol import SPEC
 from vectormill.batches.endpoints import EmbeddingsRequest
@@ -84,7 +84,7 @@ def test_cohere_s_types_have_each_output_once() -> None:
 
 def test_a_message_and_an_answer_are_bounded_by_the_vectors_of_their_tokens() -> None:
     wide = replace(MANY, token_dimensions=1024)
-    assert [len(part) for part in cut_parts([b"t" * 20_000] * 4, find_most_bytes(wide))] == [1] * 4
-    assert len(list(cut_parts([b"t" * 20_000] * 4, find_most_bytes(SPEC)))) == 1
+    assert [len(part) for part in cut_parts(wide, [b"t" * 20_000] * 4)] == [1] * 4
+    assert len(list(cut_parts(SPEC, [b"t" * 20_000] * 4))) == 1
     assert measure_results(SPEC, [b"text"] * 3) == 4 * 8 * 3
     assert measure_results(wide, [b"t" * 10, b"t" * 1000]) > 2 * 1024 * (10 + wide.max_tokens)

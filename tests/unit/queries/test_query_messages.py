@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -16,10 +17,11 @@ from api.queries import (
     MessageLost,
     QueryExchange,
     QueryTexts,
-    count_together,
+    count_fitting,
+    cut_parts,
     split_answer,
 )
-from tests.kinds import representations_of
+from tests.kinds import MANY, representations_of
 from tests.protocol import SPEC
 from tests.queries import SIGNER
 from vectormill.broker.queries import (
@@ -142,11 +144,18 @@ def test_so_many_clients_go_into_one_message() -> None:
         ([100, 1], 1),  # one client's texts are never divided
     ]
     for sizes, together in cases:
-        assert count_together([QueryTexts([b"text"] * size, 1.0) for size in sizes]) == together
+        assert count_fitting(SPEC, [[b"text"] * size for size in sizes]) == together
 
 
 def test_large_texts_go_by_themselves() -> None:
-    assert count_together([QueryTexts([b"t" * 700_000], 1.0) for _ in range(4)]) == 1
+    assert count_fitting(SPEC, [[b"t" * 700_000] for _ in range(4)]) == 1
+
+
+def test_clients_whose_vectors_of_tokens_fill_an_answer_do_not_go_together() -> None:
+    wide = replace(MANY, token_dimensions=1024)
+    clients = [next(cut_parts(wide, [b"t" * 20_000] * 4)) for _ in range(3)]
+    assert count_fitting(wide, clients) == 1
+    assert count_fitting(SPEC, clients) == 3
 
 
 def test_each_client_gets_its_rows_and_the_reason_of_its_own_failure() -> None:
