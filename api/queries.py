@@ -11,12 +11,14 @@ and not because it is long. The texts of a search have its deadline.
 """
 
 import asyncio
-import functools
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from typing import Any, Final
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,7 @@ from sqlalchemy import Engine
 
 from api.metrics import QueryMetrics
 from vectormill.broker.queries import (
+    ID_BYTES,
     PULSE_SECONDS,
     QUERY_KEY,
     Answer,
@@ -51,7 +54,6 @@ from vectormill.models.registry import Registry
 from vectormill.search.deadline import Deadline
 from vectormill.settings import Settings
 from vectormill.tracing import recorded_traceparent, span
-from vectormill.vectors.representations import unpack
 
 # Limits of texts and bytes of one message to a worker. The texts of one part are never split between messages.
 MAX_TEXTS: Final = 64
@@ -85,8 +87,6 @@ NO_OTHER: Final = (
 )
 TWICE: Final = "The query was not encoded in two attempts: {reason}. Send it again."
 
-WRONG_LENGTH: Final = "its answer has the wrong length"
-
 logger = logging.getLogger(__name__)
 
 
@@ -94,41 +94,41 @@ class MessageLost(Exception):
     """The error of a message to a worker that was not answered, or whose answer does not match it."""
 
 
+class Answered(NamedTuple):
+    """The results of one client's texts, or their outputs; each column has one row for each text."""
+
+    vectors: npt.NDArray[
+        Any
+    ]  # float32 [texts, dimensions], or Representations [texts]; zeros or None for a failure
+    failures: npt.NDArray[Any]  # the reason why the text cannot be encoded, or None
+    token_counts: npt.NDArray[Any]  # int32
+    is_truncated: npt.NDArray[Any]  # bool
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.token_counts.sum())
+
+
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """The vectors of one client's texts, or their outputs.
-
-    `failures` maps the index of a failed text to its reason; its row is zeros, or None. `truncated` are the indices of
-    texts that were cut.
-    """
-
-    vectors: npt.NDArray[Any]  # float32 [texts, dimensions], or Representations [texts]
-    failures: Mapping[int, str]
-    num_tokens: int
-    truncated: Set[int]
-
-
-@dataclass(slots=True, eq=False)
 class QueryTexts:
     """The texts of one client's request, or of a part of it, that go into one message."""
 
     texts: Sequence[bytes]
-    deadline: float  # on the event loop's clock
+    deadline: Deadline
     traceparent: str | None = None  # the W3C trace context, if the request is traced
-    is_repeated: bool = False
-    is_wanted: bool = True  # False once its client is answered or has disconnected
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Message:
     """A message to the workers that waits for its answer. `taker` is the worker that has taken it, if known."""
 
-    id: bytes
+    query: Query
     space: str
     content: bytes
-    answer: "asyncio.Future[EncodedTexts | NotEncoded]"
-    next_look: float  # the time of the next check, on the event loop's clock
-    signature: bytes
+    answer: "asyncio.Future[EncodedTexts | NotEncoded]" = field(default_factory=asyncio.Future)
+    next_look: float = field(
+        default_factory=lambda: time.monotonic() + FIRST_LOOK_SECONDS
+    )  # of a check for a loss
     taker: str | None = None
     is_missed: bool = False  # True if the last check did not find it
     refusal: UnreadableMessage | None = None  # of an answer that was no worker's
@@ -162,13 +162,13 @@ class QueryExchange:
             max_waiting=settings.max_requests * PARTS_AT_ONCE,
             max_running_of=lambda spec: self._max_messages(find_space(spec)),
             count=lambda spec, waiting: count_fitting(spec, [asked.texts for asked in waiting]),
+            abandons=True,
         )
-        self._messages: dict[bytes, Message] = {}
+        self._messages = weakref.WeakValueDictionary[bytes, Message]()  # by id, as long as somebody waits
         self._refusals: set[str] = set()  # the reasons that were logged
-        self._takers: dict[str, dict[str, float]] = {}  # by space: when each worker last took a message
+        self._takers: dict[tuple[str, str], float] = {}  # by space and worker: when it last took a message
         self._producer: QueryProducer | None = None
         self._hearing: asyncio.Task[None] | None = None
-        self._clock_offset: float | None = None  # of Redis's clock from the event loop's
 
     async def encode_queries(
         self, spec: EncodingSpec, texts: Sequence[str], deadline: Deadline
@@ -181,25 +181,24 @@ class QueryExchange:
         encoded, EncodingTimeout if no worker answers in time, QueryLost if the query was lost twice, and Unavailable if
         the API is stopping or has no Redis.
         """
-        different = list(dict.fromkeys(texts))
-        if self._registry.is_read(spec.model):
-            query_spec = make_query_spec(self._registry, spec)
-        else:
-            query_spec = await run_in_threadpool(make_query_spec, self._registry, spec)
+        if not self._registry.is_read(spec.model):
+            await run_in_threadpool(self._registry.card, spec.model)
+        query_spec = make_query_spec(self._registry, spec)
         if not leaves_room(query_spec):
             await run_in_threadpool(require_room, self._registry.card(spec.model), query_spec)
-        answered = await self.answer_all(query_spec, [text.encode() for text in different], deadline)
-        is_cut = [row in answered.truncated for row in range(len(different))]
-        by_text = dict(zip(different, zip(answered.vectors, is_cut, strict=True), strict=True))
-        return [by_text[text] for text in texts]
+        rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        answered = await self.answer_all(query_spec, [text.encode() for text in rows], deadline)
+        results = list(zip(answered.vectors, answered.is_truncated.tolist(), strict=True))
+        return [results[rows[text]] for text in texts]
 
     async def answer_all(
         self, spec: EncodingSpec, texts: Sequence[bytes], deadline: Deadline | None = None
     ) -> Answered:
         """Return the results of texts or pairs. Raise InvalidItem if one fails, else errors as in `encode_queries`."""
         answered = await self.answer(spec, texts, deadline)
-        for reason in answered.failures.values():
-            raise InvalidItem(f"The query cannot be encoded: {reason}.")
+        for reason in answered.failures:
+            if reason is not None:
+                raise InvalidItem(f"The query cannot be encoded: {reason}.")
         return answered
 
     async def answer(
@@ -209,47 +208,38 @@ class QueryExchange:
 
         All parts are answered before the deadline; without one, each has the time of a search.
         """
-        parts = list(cut_parts(spec, texts))
-        if len(parts) == 1:
-            return await self._answer_part(spec, texts, deadline)
+        if self._settings.redis_url is None:
+            raise Unavailable(NO_REDIS)
         free = asyncio.Semaphore(PARTS_AT_ONCE)
 
         async def answer_in_turn(part: Sequence[bytes]) -> Answered:
             async with free:
-                return await self._answer_part(spec, part, deadline)
+                own = deadline or Deadline(self._settings.search_timeout_seconds)
+                return await self._answer_part(spec, part, own)
 
-        tasks = [asyncio.create_task(answer_in_turn(part)) for part in parts]
         try:
-            return join_parts(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:  # if a part failed or the client has gone, the other parts are not needed
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(answer_in_turn(part)) for part in cut_parts(spec, texts)]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return Answered(*map(np.concatenate, zip(*(task.result() for task in tasks), strict=True)))
 
-    async def _answer_part(
-        self, spec: EncodingSpec, texts: Sequence[bytes], deadline: Deadline | None
-    ) -> Answered:
+    async def _answer_part(self, spec: EncodingSpec, texts: Sequence[bytes], deadline: Deadline) -> Answered:
         """Return the results of texts that fit into one message. Wait for a worker that takes queries of this spec."""
-        if self._settings.redis_url is None:
-            raise Unavailable(NO_REDIS)
-        deadline = deadline or Deadline(self._settings.search_timeout_seconds)
-        asked = QueryTexts(texts, asyncio.get_running_loop().time() + deadline.seconds_left)
         try:
             with (
                 self._metrics.time(len(texts)),
-                span("query", kind="client", model=spec.model, texts=len(texts)) as note,
+                span("query", kind="client", model=spec.model, texts=len(texts), repeated=False) as note,
             ):
-                asked.traceparent = recorded_traceparent()
-                async with asyncio.timeout_at(asked.deadline):
+                asked = QueryTexts(texts, deadline, recorded_traceparent())
+                async with asyncio.timeout(deadline.seconds_left):
                     try:
                         return await self._coalescer.ask(spec, asked)
                     except MessageLost:
-                        asked.is_repeated = True
+                        note.tell(repeated=True)
                         self._metrics.repeats.inc()
-                        (answered,) = await self._send(spec, [asked])
+                        (answered,) = await self._send(spec, [asked], is_repeated=True)
                         return answered
-                    finally:
-                        note.tell(repeated=asked.is_repeated)
         except MessageLost as loss:
             raise QueryLost(TWICE.format(reason=str(loss).rstrip("."))) from None
         except TimeoutError:
@@ -257,8 +247,6 @@ class QueryExchange:
             raise EncodingTimeout(
                 f"No worker encoded the query within {deadline.seconds:g} s. {reason}"
             ) from None
-        finally:
-            asked.is_wanted = False
 
     def _explain_wait(self, spec: EncodingSpec) -> str:
         """Return the reason why a query was not answered, in the same words as for a waiting job."""
@@ -270,122 +258,97 @@ class QueryExchange:
 
     async def close(self) -> None:
         await self._coalescer.close()
-        if self._hearing is not None:
+        if self._producer is not None and self._hearing is not None:
             self._hearing.cancel()
             await asyncio.gather(self._hearing, return_exceptions=True)
-        if self._producer is not None:
             await self._producer.close()
 
     def _max_messages(self, space: str) -> int:
-        now = asyncio.get_running_loop().time()
-        takers = self._takers.get(space, {})
-        return MESSAGES_PER_WORKER * max(1, sum(now - seen < KNOWN_SECONDS for seen in takers.values()))
+        """Return how many messages of this space may be in flight, and forget workers that take none any more."""
+        now = time.monotonic()
+        self._takers = {taker: seen for taker, seen in self._takers.items() if now - seen < KNOWN_SECONDS}
+        return MESSAGES_PER_WORKER * max(1, sum(known == space for known, _ in self._takers))
 
     # ---- to the workers
 
-    async def _send(self, spec: EncodingSpec, together: Sequence[QueryTexts]) -> list[Answered]:
+    async def _send(
+        self, spec: EncodingSpec, together: Sequence[QueryTexts], *, is_repeated: bool = False
+    ) -> list[Answered]:
         """Send the texts of these clients in one message, and return the answer of each.
 
         Raise MessageLost, QueryLost if there is no worker for a repeated message, and Unavailable.
         """
         try:
             producer = await self._connect()
-            message = await self._post_message(producer, spec, together)
-            try:
-                answer = await self._wait_for_answer(producer, message, together)
-            finally:
-                del self._messages[message.id]
-            return split_answer(answer, together)
+            message = await self._post_message(producer, spec, together, is_repeated)
+            answer = await self._wait_for_answer(producer, message)
+            return split_answer(answer, [len(asked.texts) for asked in together])
         except MessageLost as loss:
-            if any(asked.is_wanted for asked in together):
-                logger.warning("A message of %d queries got no answer: %s", len(together), loss)
+            logger.warning("A message of %d queries got no answer: %s", len(together), loss)
             raise
 
     async def _connect(self) -> QueryProducer:
-        if self._producer is not None:
-            return self._producer
-        secret = await run_in_threadpool(load_secret, self._engine, QUERY_KEY)
-        if self._producer is None:  # nobody has connected meanwhile
-            assert self._settings.redis_url is not None
-            self._producer = QueryProducer(self._settings.redis_url, Signer(*secret))
-            self._hearing = asyncio.create_task(self._hear(self._producer), name="answers to queries")
-            self._hearing.add_done_callback(log_failure)
+        if self._producer is None:
+            secret = await run_in_threadpool(load_secret, self._engine, QUERY_KEY)
+            if self._producer is None:  # nobody has connected meanwhile
+                assert self._settings.redis_url is not None
+                self._producer = QueryProducer(self._settings.redis_url, Signer(*secret))
+                self._hearing = asyncio.create_task(self._hear(self._producer), name="answers to queries")
         return self._producer
 
     async def _post_message(
-        self, producer: QueryProducer, spec: EncodingSpec, together: Sequence[QueryTexts]
+        self, producer: QueryProducer, spec: EncodingSpec, together: Sequence[QueryTexts], is_repeated: bool
     ) -> Message:
-        """Post a message; retry until Redis accepts it and a worker listens, while a client waits for it."""
-        loop = asyncio.get_running_loop()
-        is_repeated, began = together[0].is_repeated, loop.time()
-        while True:
-            self._refuse_unwanted(together)
-            message = None
+        """Post a message; retry until Redis accepts it and a worker listens. Raise QueryLost and Unavailable."""
+        began = time.monotonic()
+        while not self._is_stopping():
             try:
-                if self._clock_offset is None:
-                    self._clock_offset = await producer.ask_time() - loop.time()
-                deadline = max(asked.deadline for asked in together)
-                message = self._pack(producer, spec, together, deadline + self._clock_offset)
-                self._messages[message.id] = message  # before the answer can arrive
-                if await producer.post(message.space, message.content, max(deadline - loop.time(), 0.001)):
+                seconds = max(0.001, *(asked.deadline.seconds_left for asked in together))
+                query = Query(
+                    secrets.token_bytes(ID_BYTES),
+                    producer.address,
+                    await producer.find_expiry(seconds),
+                    self._settings.max_text_chars,
+                    write_spec(spec),
+                    [text for asked in together for text in asked.texts],
+                    [asked.traceparent for asked in together if asked.traceparent is not None],
+                ).sign(producer.signer)
+                message = Message(query, find_space(spec), write_query(query))
+                self._messages[query.id] = message  # before the answer can arrive
+                if await producer.post(message.space, message.content, seconds):
                     self._metrics.messages.inc()
-                    posted, message = message, None
-                    return posted
-                if is_repeated and loop.time() >= began + RETURN_SECONDS:
+                    return message
+                if is_repeated and time.monotonic() >= began + RETURN_SECONDS:
                     raise QueryLost(NO_OTHER)
                 await asyncio.sleep(RETURN_SECONDS / 5 if is_repeated else ABSENCE_SECONDS)
             except OutOfMemoryError:
                 raise Unavailable(FULL) from None
             except RedisError as error:
-                self._clock_offset = None  # the next reply may come from another Redis
                 logger.debug("A query is waiting for Redis: %s", error)
                 await asyncio.sleep(AWAY_SECONDS)
-            finally:
-                if message is not None:
-                    del self._messages[message.id]
-
-    def _refuse_unwanted(self, together: Sequence[QueryTexts]) -> None:
-        """Raise MessageLost if all clients have disconnected, and Unavailable if the API is stopping."""
-        if self._is_stopping():
-            raise Unavailable(STOPPING)
-        if not any(asked.is_wanted for asked in together):
-            raise MessageLost("its clients have disconnected")
-
-    def _pack(
-        self, producer: QueryProducer, spec: EncodingSpec, together: Sequence[QueryTexts], expires_at: float
-    ) -> Message:
-        loop = asyncio.get_running_loop()
-        query = Query(
-            secrets.token_bytes(8),
-            producer.address,
-            int(expires_at * 1000),
-            self._settings.max_text_chars,
-            spell_spec(spec),
-            [text for asked in together for text in asked.texts],
-            [asked.traceparent for asked in together if asked.traceparent is not None],
-        ).sign(producer.signer)
-        next_look = loop.time() + FIRST_LOOK_SECONDS
-        content, answer = write_query(query), loop.create_future()
-        return Message(query.id, find_space(spec), content, answer, next_look, query.signature)
+        raise Unavailable(STOPPING)
 
     # ---- from the workers
 
     async def _hear(self, producer: QueryProducer) -> None:
+        """Give the answers to the messages that wait for them, until it is cancelled."""
+
+        def find_signature(query_id: bytes) -> bytes | None:
+            message = self._messages.get(query_id)
+            return None if message is None else message.query.signature
+
         while True:
             try:
-                answer = await producer.hear(self._find_signature)
+                answer = await producer.hear(find_signature)
+                if answer is not None and (message := self._messages.get(answer.id)) is not None:
+                    self._take(message, answer)
             except RedisError:
                 await asyncio.sleep(AWAY_SECONDS)
-                continue
-            except UnreadableMessage as error:
-                self._refuse(error)
-                continue
-            if answer is not None and (message := self._messages.get(answer.id)) is not None:
-                self._take(message, answer)
-
-    def _find_signature(self, query_id: bytes) -> bytes | None:
-        message = self._messages.get(query_id)
-        return None if message is None else message.signature
+            except UnreadableMessage as refusal:
+                self._refuse(refusal)
+            except Exception:
+                logger.exception("Answers to queries are no longer received")
+                raise
 
     def _refuse(self, refusal: UnreadableMessage) -> None:
         """Count an answer that is none, and log the first one of each kind; the query waits for a true one."""
@@ -400,36 +363,26 @@ class QueryExchange:
 
     def _take(self, message: Message, answer: Answer) -> None:
         if isinstance(answer, QueryAccepted):
-            now = asyncio.get_running_loop().time()
+            now = time.monotonic()
             message.taker, message.is_missed = answer.worker, False
             message.next_look = now + FIRST_LOOK_SECONDS
-            self._note_taker(message.space, answer.worker, now)
+            self._takers[message.space, answer.worker] = now
         elif not message.answer.done():
             message.answer.set_result(answer)
 
-    def _note_taker(self, space: str, worker: str, now: float) -> None:
-        """Record that a worker took a message, and forget workers that have taken none for KNOWN_SECONDS."""
-        self._takers.setdefault(space, {})[worker] = now
-        for known in list(self._takers):
-            takers = self._takers[known]
-            self._takers[known] = {name: seen for name, seen in takers.items() if now - seen < KNOWN_SECONDS}
-            if not self._takers[known]:
-                del self._takers[known]
-
-    async def _wait_for_answer(
-        self, producer: QueryProducer, message: Message, together: Sequence[QueryTexts]
-    ) -> EncodedTexts:
-        """Return the answer while a client waits for it. Raise MessageLost if two checks in a row miss the message."""
+    async def _wait_for_answer(self, producer: QueryProducer, message: Message) -> EncodedTexts:
+        """Return the answer. Raise MessageLost if two checks in a row miss the message, and Unavailable."""
         while not (await asyncio.wait([message.answer], timeout=LOOK_SECONDS))[0]:
-            self._refuse_unwanted(together)
-            now = asyncio.get_running_loop().time()
+            if self._is_stopping():
+                raise Unavailable(STOPPING)
+            now = time.monotonic()
             if now < message.next_look:
                 continue
             try:
                 if message.taker is None:
                     is_there = await producer.waits(message.space, message.content)
                 else:
-                    is_there = await producer.is_held(message.taker, message.id)
+                    is_there = await producer.is_held(message.taker, message.query.id)
             except RedisError as error:
                 logger.debug("Queries are waiting for Redis: %s", error)
                 continue
@@ -461,6 +414,10 @@ def make_query_spec(registry: Registry, spec: EncodingSpec) -> EncodingSpec:
     return replace(spec, pooling=spec.model_pooling, prompt=prompt, long_texts=long_texts, vector_type=None)
 
 
+def find_space(spec: EncodingSpec) -> str:
+    return name_space(spec.model, spec.revision, spec.model_pooling)
+
+
 def count_fitting(spec: EncodingSpec, groups: Sequence[Sequence[bytes]]) -> int:
     """Return how many of these groups of texts, from the first on, fit into one message; at least 1."""
     max_bytes = MAX_BYTES
@@ -483,74 +440,17 @@ def cut_parts(spec: EncodingSpec, texts: Sequence[bytes]) -> Iterator[Sequence[b
         texts = texts[size:]
 
 
-def join_parts(answers: Sequence[Answered]) -> Answered:
-    failures: dict[int, str] = {}
-    truncated: set[int] = set()
-    start = 0
-    for answer in answers:
-        failures |= {start + row: reason for row, reason in answer.failures.items()}
-        truncated |= {start + row for row in answer.truncated}
-        start += len(answer.vectors)
-    return Answered(
-        np.concatenate([answer.vectors for answer in answers]),
-        failures,
-        sum(answer.num_tokens for answer in answers),
-        truncated,
-    )
-
-
-def log_failure(task: "asyncio.Task[None]") -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("Answers to queries are no longer received", exc_info=error)
-
-
-@functools.lru_cache(maxsize=100)
-def find_space(spec: EncodingSpec) -> str:
-    return name_space(spec.model, spec.revision, spec.model_pooling)
-
-
-@functools.lru_cache(maxsize=100)
-def spell_spec(spec: EncodingSpec) -> bytes:
-    return write_spec(spec)
-
-
-def split_representations(answer: EncodedTexts, num_texts: int) -> npt.NDArray[np.object_]:
-    """Return the outputs of each text, None for one that failed. Raise MessageLost if the sizes do not match."""
-    sizes = np.frombuffer(answer.sizes, dtype="<i4").tolist()
-    if (len(sizes), sum(sizes), len(answer.num_tokens)) != (num_texts, len(answer.values), 4 * num_texts):
-        raise MessageLost(WRONG_LENGTH)
-    ends = np.cumsum(sizes).tolist()
-    found = np.empty(num_texts, dtype=np.object_)
+def split_answer(answer: EncodedTexts, sizes: Sequence[int]) -> list[Answered]:
+    """Split an answer into those of clients with so many texts each. Raise MessageLost if its size does not match."""
+    bounds = [0, *accumulate(sizes)]
+    rows = range(bounds[-1])
     try:
-        for number, (size, end) in enumerate(zip(sizes, ends, strict=True)):
-            found[number] = unpack(answer.values[end - size : end]) if size else None
-    except ValueError as error:
-        raise MessageLost(WRONG_LENGTH) from error
-    return found
-
-
-def split_answer(answer: EncodedTexts, together: Sequence[QueryTexts]) -> list[Answered]:
-    """Split the answer to a message into those of its clients. Raise MessageLost if its size does not match."""
-    num_texts = sum(len(asked.texts) for asked in together)
-    if answer.sizes:
-        vectors = split_representations(answer, num_texts)
-    else:
-        lengths = (4 * num_texts * answer.dimensions, 4 * num_texts)
-        if answer.dimensions <= 0 or (len(answer.values), len(answer.num_tokens)) != lengths:
-            raise MessageLost(WRONG_LENGTH)
-        vectors = np.frombuffer(answer.values, dtype="<f4").reshape(num_texts, answer.dimensions)
-    counts = np.frombuffer(answer.num_tokens, dtype="<i4")
-    answered: list[Answered] = []
-    start = 0
-    for asked in together:
-        end = start + len(asked.texts)
-        answered.append(
-            Answered(
-                vectors[start:end],
-                {row - start: why for row, why in answer.failures.items() if start <= row < end},
-                int(counts[start:end].sum()),
-                {row - start for row in answer.truncated if start <= row < end},
-            )
+        together = Answered(
+            answer.read_vectors(len(rows)),
+            np.array([answer.failures.get(row) for row in rows], dtype=np.object_),
+            np.frombuffer(answer.num_tokens, dtype="<i4").reshape(len(rows)),
+            np.array([row in answer.truncated for row in rows]),
         )
-        start = end
-    return answered
+    except ValueError as error:
+        raise MessageLost("its answer has the wrong length") from error
+    return [Answered(*(column[start:end] for column in together)) for start, end in pairwise(bounds)]

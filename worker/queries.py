@@ -4,7 +4,6 @@ Its threads and connections are separate from Celery's. It knows nothing about t
 neither the text of a query nor the message of an error, which may quote a text.
 """
 
-import functools
 import logging
 import threading
 from collections import deque
@@ -34,7 +33,6 @@ from worker.engine.request_queue import QUERY_PLACES
 logger = logging.getLogger(__name__)
 
 AWAY_SECONDS: Final = 0.1
-read_spec_once: Final = functools.lru_cache(maxsize=256)(read_spec)
 
 
 def trace_query(query: Query) -> AbstractContextManager[Note]:
@@ -152,7 +150,7 @@ class QueryListener:
         try:
             request = EncodeRequest(
                 f"query {query.id.hex()}",
-                read_spec_once(query.spec),
+                read_spec(query.spec),
                 query.texts,
                 interactive=True,
                 max_text_chars=query.max_text_chars,

@@ -87,8 +87,9 @@ async def embed(
         # JSON for each 16 bytes of memory.
         hold.take(num_bytes * 5 // 16)
     answered = await resources.queries.answer(spec, texts)
-    for row, reason in answered.failures.items():
-        raise refuse_text(f"/{field}/{row}" if is_list else f"/{field}", reason)
+    for row, reason in enumerate(answered.failures):
+        if reason is not None:
+            raise refuse_text(f"/{field}/{row}" if is_list else f"/{field}", reason)
     return answered
 
 
@@ -196,6 +197,6 @@ def write_answer(request: EmbeddingsRequest, answered: Answered, spec: EncodingS
     usage = {
         "prompt_tokens": answered.num_tokens,
         "total_tokens": answered.num_tokens,
-        "truncated_inputs": len(answered.truncated),
+        "truncated_inputs": int(answered.is_truncated.sum()),
     }
     return msgspec.json.encode({"object": "list", "data": data, "model": request.model, "usage": usage})

@@ -8,6 +8,7 @@ A query is signed, and so is its answer, together with the signature of the quer
 (docs/decisions/0106). An answer begins with SIGNED, the query's id and the signature instead of the version.
 """
 
+import functools
 import hashlib
 import hmac
 import secrets
@@ -17,14 +18,18 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 from redis import Redis
 from redis._parsers import _AsyncRESP2Parser  # there is no public way to bound the size of a reply
 from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.vectors.representations import unpack
 
 VERSION: Final = b"\x01"
 SIGNED: Final = b"\x02"
@@ -88,6 +93,20 @@ class EncodedTexts(msgspec.Struct, frozen=True, array_like=True, tag="encoded"):
     num_tokens: bytes
     truncated: list[int]
     sizes: bytes = b""
+
+    def read_vectors(self, num_texts: int) -> NDArray[Any]:
+        """Return float32 [texts, dimensions], or Representations [texts], None for a text without.
+
+        Raise ValueError if the sizes do not match.
+        """
+        if self.dimensions > 0:
+            return np.frombuffer(self.values, "<f4").reshape(num_texts, self.dimensions)
+        sizes = np.frombuffer(self.sizes, "<i4").reshape(num_texts)
+        if sizes.sum() != len(self.values):
+            raise ValueError("the sizes are not those of the packed forms")
+        ends = zip(sizes.tolist(), np.cumsum(sizes).tolist(), strict=True)
+        rows = (unpack(self.values[end - size : end]) if size else None for size, end in ends)
+        return np.fromiter(rows, np.object_, num_texts)
 
 
 class NotEncoded(msgspec.Struct, frozen=True, array_like=True, tag="not encoded"):
@@ -200,10 +219,12 @@ def read_pulse(message: bytes) -> set[bytes]:
     return set(_read(message, msgspec.msgpack.Decoder(list[bytes])))
 
 
+@functools.lru_cache(maxsize=256)
 def write_spec(spec: EncodingSpec) -> bytes:
     return msgspec.json.encode(spec.to_json())
 
 
+@functools.lru_cache(maxsize=256)
 def read_spec(message: bytes) -> EncodingSpec:
     """Decode a spec. Raise UnreadableMessage."""
     try:
@@ -279,16 +300,23 @@ class QueryProducer:
             protocol=2,
         )
         self._post = self._redis.register_script(POST)
+        self._clock_offset: float | None = None
 
-    async def ask_time(self) -> float:
-        """Return the time on Redis's clock in seconds, by which queries expire."""
-        seconds, microseconds = await self._redis.time()
-        return float(seconds) + float(microseconds) / 1e6
+    async def find_expiry(self, seconds: float) -> int:
+        """Return the time in so many seconds, in milliseconds on Redis's clock, by which queries expire."""
+        if self._clock_offset is None:
+            whole, microseconds = await self._redis.time()
+            self._clock_offset = whole + microseconds / 1e6 - time.monotonic()
+        return int((time.monotonic() + self._clock_offset + seconds) * 1000)
 
     async def post(self, space: str, message: bytes, seconds: float) -> bool:
         """Post a query to the workers of this queue. Return False, and post nothing, if there are none."""
         keys = [queue_key(space), listeners_key(space)]
-        return bool(await self._post(keys=keys, args=[message, int(seconds * 1000)]))
+        try:
+            return bool(await self._post(keys=keys, args=[message, int(seconds * 1000)]))
+        except RedisError:
+            self._clock_offset = None  # the next reply may come from another Redis
+            raise
 
     async def hear(self, find: Callable[[bytes], bytes | None]) -> Answer | None:
         """Wait for the next message and return the answer in it, as read_answer does; None also after a time-out."""

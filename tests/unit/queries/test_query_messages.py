@@ -14,9 +14,9 @@ from api.metrics import QueryMetrics
 from api.queries import (
     KNOWN_SECONDS,
     MAX_TEXTS,
+    Message,
     MessageLost,
     QueryExchange,
-    QueryTexts,
     count_fitting,
     cut_parts,
     split_answer,
@@ -30,6 +30,7 @@ from vectormill.broker.queries import (
     NotEncoded,
     Query,
     QueryAccepted,
+    QueryProducer,
     Signer,
     UnreadableMessage,
     name_space,
@@ -42,9 +43,12 @@ from vectormill.broker.queries import (
     write_spec,
 )
 from vectormill.models.registry import Registry
+from vectormill.search.deadline import Deadline
 from vectormill.settings import Settings
 
 QUERY = Query(b"8 bytes.", "answers", 1234, 1000, write_spec(SPEC), [b"text", "zwölf".encode()]).sign(SIGNER)
+
+NOWHERE = "redis://127.0.0.1:1"
 
 
 def read_own(message: bytes, query: Query = QUERY, signer: Signer = SIGNER) -> Answer | None:
@@ -159,7 +163,7 @@ def test_clients_whose_vectors_of_tokens_fill_an_answer_do_not_go_together() -> 
 
 
 def test_each_client_gets_its_rows_and_the_reason_of_its_own_failure() -> None:
-    together = [QueryTexts([b"t"] * size, 1.0) for size in (2, 1, 1)]
+    together = (2, 1, 1)
     values = np.arange(8, dtype="<f4").reshape(4, 2)
     counts = np.array([3, 4, 0, 5], dtype="<i4").tobytes()
     for wrong in (
@@ -173,27 +177,54 @@ def test_each_client_gets_its_rows_and_the_reason_of_its_own_failure() -> None:
     first, second, third = split_answer(answer, together)
     assert first.vectors.tolist() == [[0, 1], [2, 3]]
     assert third.vectors.tolist() == [[6, 7]]
-    assert [dict(each.failures) for each in (first, second, third)] == [{}, {0: "the text is empty"}, {}]
+    assert [each.failures.tolist() for each in (first, second, third)] == [
+        [None, None],
+        ["the text is empty"],
+        [None],
+    ]
     assert [each.num_tokens for each in (first, second, third)] == [7, 0, 5]
-    assert [each.truncated for each in (first, second, third)] == [{1}, set(), {0}]
+    assert [each.is_truncated.tolist() for each in (first, second, third)] == [[False, True], [False], [True]]
+
+
+def make_exchange() -> QueryExchange:
+    return QueryExchange(
+        Settings(redis_url=NOWHERE),
+        create_engine("postgresql+psycopg://nowhere/nothing"),
+        Registry({}),
+        QueryMetrics(CollectorRegistry()),
+        lambda: False,
+    )
+
+
+def test_a_message_whose_clients_have_all_gone_is_posted_no_more() -> None:
+    async def run() -> None:
+        exchange = make_exchange()
+        exchange._producer = QueryProducer(NOWHERE, SIGNER)
+        first, second = (
+            asyncio.create_task(exchange.answer(SPEC, [b"text"], Deadline(60))) for _ in range(2)
+        )
+        async with asyncio.timeout(30):
+            await asyncio.sleep(0.05)
+            first.cancel()
+            await asyncio.sleep(0.05)
+            assert exchange._coalescer.num_running == 1
+            second.cancel()
+            await exchange._coalescer.close()
+        await exchange._producer.close()
+
+    asyncio.run(run())
 
 
 def test_more_messages_are_at_work_with_more_workers_that_answer() -> None:
     async def run() -> None:
-        exchange = QueryExchange(
-            Settings(redis_url="redis://127.0.0.1:1"),
-            create_engine("postgresql+psycopg://nowhere/nothing"),
-            Registry({}),
-            QueryMetrics(CollectorRegistry()),
-            lambda: False,
-        )
-        now = asyncio.get_running_loop().time()
+        exchange = make_exchange()
         assert exchange._max_messages("space") == 2
-        for worker, seen in (("old", now - KNOWN_SECONDS - 5), ("a", now), ("b", now)):
-            exchange._note_taker("space", worker, seen)
+        exchange._takers["space", "old"] = time.monotonic() - KNOWN_SECONDS - 5
+        for worker in ("a", "b"):
+            exchange._take(Message(QUERY, "space", b""), QueryAccepted(QUERY.id, worker))
         assert exchange._max_messages("space") == 4
         assert exchange._max_messages("other") == 2
-        assert exchange._takers == {"space": {"a": now, "b": now}}
+        assert exchange._takers.keys() == {("space", "a"), ("space", "b")}
 
     asyncio.run(run())
 
@@ -207,14 +238,12 @@ def test_representations_are_split_as_they_were_sent_and_an_answer_of_another_si
         QUERY.id, 0, b"".join(packed), {1: "the text is empty"}, counts, [], sizes.tobytes()
     )
     assert read_own(write_answer(QUERY, answer, SIGNER)) == answer
-    first, second = split_answer(answer, [QueryTexts([b"one", b""], 0.0), QueryTexts([b"two"], 0.0)])
+    first, second = split_answer(answer, [2, 1])
     assert first.vectors[1] is None
-    assert first.failures == {1: "the text is empty"}
+    assert first.failures.tolist() == [None, "the text is empty"]
     for found, expected in ((first.vectors[0], rows[0]), (second.vectors[0], rows[1])):
         np.testing.assert_array_equal(found.vectors, expected.vectors)
         np.testing.assert_array_equal(found.indices, expected.indices)
     for broken in (sizes[:2], sizes + 4, np.array([len(packed[0]) + 2, 0, len(packed[2]) - 2], "<i4")):
         with pytest.raises(MessageLost, match="wrong length"):
-            split_answer(
-                msgspec.structs.replace(answer, sizes=broken.tobytes()), [QueryTexts([b"a", b"b", b"c"], 0.0)]
-            )
+            split_answer(msgspec.structs.replace(answer, sizes=broken.tobytes()), [3])
