@@ -43,7 +43,6 @@ from vectormill.search.query_vectors import (
     QueryVector,
     find_representations,
     make_query_vector,
-    make_query_vectors,
     make_sparse_query,
     read_vector,
 )
@@ -218,7 +217,7 @@ class Finder:
         first, _ = searches[0]
         embeddings = [embedding for _, embedding in searches if isinstance(embedding, np.ndarray)]
         with self._explaining(first):
-            queries = make_query_vectors(self._connection, self._generation, embeddings)
+            queries = make_query_vector(self._connection, self._generation, embeddings)
             if queries is None:
                 return [SearchAnswer(data=[], num_rows_read=0) for _ in searches]
             write = partial(write_round, self._generation, first, queries)
@@ -434,12 +433,12 @@ def make_queries(
     """
     queries: dict[str, QueryVector] = {}
     if DENSE in search.ranked_outputs:
-        is_packed = isinstance(query, Representations)
         dense = query.dense if isinstance(query, Representations) else query
-        near = make_query_vector(connection, generation, dense, None if is_packed else search.like)
+        own = [] if dense is None else [dense]
+        near = make_query_vector(connection, generation, own, search.like if dense is None else None)
         if near is None:
             return None
-        queries["vector"] = replace(near, document=document) if is_packed else near
+        queries["vector"] = replace(near, document=near.document or document)
     if SPARSE in search.ranked_outputs:
         assert isinstance(query, Representations)
         queries["sparse"] = make_sparse_query(generation, query, document)

@@ -218,10 +218,7 @@ class MatchBody(TypedDict):
     metadata: NotRequired[dict[str, Any] | None]
     text: NotRequired[Annotated[str | None, Meta(description="Null unless the collection keeps texts.")]]
     embedding: NotRequired[
-        Annotated[
-            list[float] | None,
-            Meta(description="In the collection's vector type, as in an export."),
-        ]
+        Annotated[list[float] | None, Meta(description="In the collection's vector type, as in an export.")]
     ]
     document: NotRequired[
         Annotated[str | None, Meta(description="The key of the document whose passage it is.")]
@@ -245,8 +242,8 @@ class SearchAnswer(TypedDict):
     num_rows_read: Annotated[
         int | None,
         Meta(
-            description="Approximate number of rows of the collection, all of which were read, because no index served "
-            "the search or because it was repeated; null when an index was used."
+            description="About how many rows there are, all of which were read, since no index served the search or it "
+            "was repeated; null when an index was used."
         ),
     ]
     num_rows_unindexed: NotRequired[
@@ -263,37 +260,21 @@ class SearchAnswer(TypedDict):
     ]
     repeated_because: NotRequired[
         Annotated[
-            str,
-            Meta(
-                description="Why the search was repeated exactly after an index had returned too few matches."
-            ),
+            str, Meta(description="Why the search was repeated exactly: an index had returned too few.")
         ]
     ]
     incomplete_because: NotRequired[
-        Annotated[
-            str,
-            Meta(
-                description="Why there may be better or further matches: the time of the request was over before."
-            ),
-        ]
+        Annotated[str, Meta(description="Why there may be better or further matches, which need more time.")]
     ]
     pages_differ_because: NotRequired[
-        Annotated[
-            str, Meta(description="Why this page may repeat matches of the pages before it, or miss some.")
-        ]
+        Annotated[str, Meta(description="Why this page may repeat or miss matches of those before.")]
     ]
     truncated: NotRequired[
-        Annotated[
-            bool,
-            Meta(
-                description="True if the query's text was cut at the collection's max_tokens; else omitted."
-            ),
-        ]
+        Annotated[bool, Meta(description="True if the query's text was cut at max_tokens; else omitted.")]
     ]
     missing_fields: NotRequired[
         Annotated[
-            list[str],
-            Meta(description="If nothing was found: the fields of the filter that no sampled row has."),
+            list[str], Meta(description="If nothing was found: fields of the filter that no sampled row has.")
         ]
     ]
 

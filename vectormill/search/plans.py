@@ -1,8 +1,8 @@
 """Plans of searches: read from EXPLAIN how Postgres will find the rows, and choose the statement by it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import Connection, text
 
@@ -79,34 +79,27 @@ class Plans:
         (plan,) = self._connection.execute(explained, statement.values).scalar_one()
         nodes = list(walk_plan(plan["Plan"]))
         table, attributes = self._generation.table_name, attributes_name(self._generation.id)
-        of_attributes = [node for node in nodes if node.get("Relation Name") == attributes]
-        served = [node for node in of_attributes if is_by_own_index(node, f"{attributes}_pkey")]
+        # The nodes that find rows of attributes by an index other than the primary key.
+        served = [
+            node
+            for node in nodes
+            if node.get("Relation Name") == attributes
+            and {each.get("Index Name") for each in walk_plan(node)} - {None, f"{attributes}_pkey"}
+        ]
         num_filtered = max((int(node["Plan Rows"]) for node in served), default=None)
         ordered = [node["Order By"] for node in nodes if "Order By" in node]
         by_index = frozenset("sparse" if "sparse <#>" in order else "vector" for order in ordered)
-        if "sparse" in by_index:
-            return PlannedReading(by_index, None, num_filtered, count_unindexed(self._connection, table))
         if by_index:
-            return PlannedReading(by_index, None, num_filtered)
-        whole = [node for node in nodes if is_scan(node) and node["Relation Name"] == table]
+            num_unindexed = count_unindexed(self._connection, table) if "sparse" in by_index else None
+            return PlannedReading(by_index, None, num_filtered, num_unindexed)
+        scans = [node for node in nodes if node["Node Type"] == "Seq Scan"]
+        whole = [node for node in scans if node["Relation Name"] == table]
+        num_rows = None
         if whole and num_filtered is None:  # all parallel processes together
             num_processes = 1 + max(int(node.get("Workers Planned", 0)) for node in nodes)
             num_rows = max(int(node["Plan Rows"]) for node in whole) * num_processes
             if any("Filter" in node for node in whole):  # the estimate is of the rows that remain
                 num_rows = max(num_rows, estimate_num_rows(self._connection, table) or 0)
-            return PlannedReading(by_index, num_rows, None)
-        if any(is_scan(node) and "Filter" in node for node in of_attributes):
+        elif any(node["Relation Name"] == attributes and "Filter" in node for node in scans):
             num_rows = estimate_num_rows(self._connection, attributes) or 0
-            return PlannedReading(by_index, num_rows, num_filtered)
-        return PlannedReading(by_index, None, num_filtered)
-
-
-def is_scan(node: Mapping[str, Any]) -> bool:
-    """Return whether the plan node scans a whole table."""
-    return bool(node["Node Type"] == "Seq Scan")
-
-
-def is_by_own_index(node: Mapping[str, Any], primary_key: str) -> bool:
-    """Return whether the plan node finds rows by an index other than the primary key."""
-    below = [inner for inner in walk_plan(node) if "Index Name" in inner]
-    return any(inner["Index Name"] != primary_key for inner in below)
+        return PlannedReading(by_index, num_rows, num_filtered)

@@ -38,8 +38,8 @@ class QueryVector:
 
     `score` is the SQL of the score by the distance. Only rows that fulfil `conditions` are found. With `parts`,
     conditions of which each row fulfils one, rows are found for each of these, by an index on its rows. If the vector
-    is that of a row which is a passage, `document` is its document. For many searches `array` is the SQL of all their
-    vectors, and the distance is to ASKED, one of these.
+    is that of a row which is a passage, `document` is its document. `array` is the SQL of all vectors; for many
+    searches the distance is to ASKED, one of these.
     """
 
     distance: str
@@ -63,29 +63,31 @@ FIND_LIKE: Final = """
 def make_query_vector(
     connection: Connection,
     generation: Generation,
-    embedding: npt.NDArray[np.float32] | None,
-    like: str | None,
+    embeddings: Sequence[npt.NDArray[np.float32]],
+    like: str | None = None,
 ) -> QueryVector | None:
-    """Make a query vector of `embedding`, finite float32 [dimensions], or of the row with the key `like`.
+    """Make the query of one or many vectors, each finite float32 [dimensions], or of the row with the key `like`.
 
     Return None if an int8 collection has no ranges yet, and so no rows. Raise ItemNotFound.
     """
-    kind, comparison = kept_type(generation.spec).name, choose_comparison(generation.spec)
-    values = load_ranges(connection, generation, kind)
-    if values is None:
-        return None
-    document = None
+    spec = generation.spec
+    kind, comparison = kept_type(spec).name, choose_comparison(spec)
+    values: dict[str, object] = {}
+    if kind == INT8:
+        ranges = find_ranges(connection, spec)
+        if ranges is None:
+            return None  # no row has been written, since ranges are measured before
+        values = {"steps": write_vector(ranges.steps), "offsets": write_vector(ranges.offsets)}
     if like is not None:
         wanted = f"CAST({comparison.column} AS text)"
         values["query"], document = find_like(connection, generation, like, wanted, values)
-    else:
-        assert embedding is not None, "a search without a row that it is like has a vector"
-        if kind == BINARY:  # a bit string of Postgres, with 1 for each value above 0
-            values["query"] = "".join("01"[sign] for sign in (embedding > 0).tolist())
-        else:
-            values["query"] = write_vector(embedding)
-    compared = comparison.write(f"CAST(:query AS {comparison.query_type})")
-    return QueryVector(compared, comparison.score, values, document)
+        compared = comparison.write(f"CAST(:query AS {comparison.query_type})")
+        return QueryVector(compared, comparison.score, values, document)
+    wire = VECTOR_TYPE_BY_NAME[kind if kind != INT8 else FLOAT32]  # int8 codes are compared as floats
+    values["queries"] = write_queries(connection, np.stack(embeddings), wire)
+    array = f"CAST(:queries AS {comparison.query_type}[])"
+    query = ASKED if len(embeddings) > 1 else f"({array})[1]"
+    return QueryVector(comparison.write(query), comparison.score, values, array=array)
 
 
 def make_sparse_query(generation: Generation, query: Representations, document: str | None) -> QueryVector:
@@ -111,23 +113,6 @@ def find_representations(
     return unpack(kind.read(outputs, generation.spec)[0]), document
 
 
-def make_query_vectors(
-    connection: Connection, generation: Generation, embeddings: Sequence[npt.NDArray[np.float32]]
-) -> QueryVector | None:
-    """Make one QueryVector for many searches, each finite float32 [dimensions].
-
-    Return None if an int8 collection has no ranges yet, and so no rows.
-    """
-    kind, comparison = kept_type(generation.spec).name, choose_comparison(generation.spec)
-    values = load_ranges(connection, generation, kind)
-    if values is None:
-        return None
-    wire = VECTOR_TYPE_BY_NAME[kind if kind != INT8 else FLOAT32]  # int8 codes are compared as floats
-    values["queries"] = write_queries(connection, np.stack(embeddings), wire)
-    array = f"CAST(:queries AS {comparison.query_type}[])"
-    return QueryVector(comparison.write(ASKED), comparison.score, values, array=array)
-
-
 def write_queries(connection: Connection, embeddings: npt.NDArray[np.float32], kind: VectorType) -> WireArray:
     """Encode float32 [queries, dimensions] as a Postgres array in binary format, a tenth of the size of text."""
     dimensions = embeddings.shape[1]
@@ -148,19 +133,6 @@ def find_oid(connection: Connection, type_name: str) -> int:
         with driver.cursor() as cursor:
             known[type_name] = find_type(cursor, type_name)
     return known[type_name]
-
-
-def load_ranges(connection: Connection, generation: Generation, kind: str) -> dict[str, object] | None:
-    """Return the bound values of the distance besides the query: the ranges of int8, else none.
-
-    Return None if an int8 collection has no ranges yet.
-    """
-    if kind != INT8:
-        return {}
-    ranges = find_ranges(connection, generation.spec)
-    if ranges is None:
-        return None  # no row has been written, since ranges are measured before
-    return {"steps": write_vector(ranges.steps), "offsets": write_vector(ranges.offsets)}
 
 
 def find_like(

@@ -26,9 +26,6 @@ NEAREST: Final = """
      WHERE {condition}
      ORDER BY {order} LIMIT CAST(:num_ranked AS bigint) OFFSET CAST(:num_skipped AS bigint)
 """
-# Postgres sorts NaN, the cosine distance of a vector without a direction, behind all numbers. Such rows, which only
-# former releases stored, are left out of every ranking, as they are out of an index.
-WITH_DISTANCE: Final = "SELECT key, distance FROM ({nearest}) AS compared WHERE distance < 'NaN'"
 # The nearest of the rows that were found in parts, each as above.
 NEAREST_OF_PARTS: Final = f"""
     SELECT key, distance FROM ({{parts}}) AS parts ORDER BY distance, {BY_KEY} LIMIT CAST(:num_ranked AS bigint)
@@ -44,9 +41,11 @@ WORDED: Final = f"""
 """
 WORDS: Final = "websearch_to_tsquery(CAST(:language AS regconfig), CAST(:words AS text))"
 
+# Postgres sorts NaN, the cosine distance of a vector without a direction, behind all numbers. Such rows, which only
+# former releases stored, are left out of every ranking, as they are out of an index.
 ALONE: Final = """
     SELECT key, distance, {score} AS score, count(*) OVER () AS num_{name}
-      FROM ({ranking}) AS nearest
+      FROM ({ranking}) AS nearest WHERE distance < 'NaN'
 """
 # Reciprocal rank fusion uses only positions in the rankings, since distances and ranks of words have no common scale.
 FUSED: Final = """
@@ -62,7 +61,7 @@ FUSED: Final = """
 RANKED: Final = f"""
     SELECT key, '{{name}}' AS ranking, CAST(:{{name}}_weight AS float8) AS weight,
            row_number() OVER (ORDER BY distance, {BY_KEY}) AS rank
-      FROM ({{ranking}}) AS {{name}}_ranking
+      FROM ({{ranking}}) AS {{name}}_ranking WHERE distance < 'NaN'
 """
 # Rows whose scores were computed elsewhere.
 GIVEN: Final = """
@@ -100,6 +99,7 @@ ROUND: Final = f"""
       LEFT JOIN vectormill.{{attributes}} AS attributes ON attributes.key = best.key
      ORDER BY asked.place, best.distance, best.{BY_KEY}
 """
+JOIN_VECTORS: Final = "JOIN vectormill.{table} AS vectors ON vectors.key = best.key"
 COLUMNS: Final = {
     METADATA: ", attributes.metadata",
     TEXT: ", attributes.text",
@@ -207,12 +207,13 @@ def write_page(generation: Generation, search: Search, found: Statement) -> Stat
     """Return the SQL statement of the page of a ranking, with the included columns."""
     names = name_tables(generation)
     best = (BEST_OF_DOCUMENTS if search.by_document else BEST_ROWS).format(ranking=found.sql, **names)
-    has_vectors = VECTOR in search.include
     page = PAGE.format(
         best=best,
         attributes=names["attributes"],
         columns=" ".join(COLUMNS[part] for part in search.include),
-        join=f"JOIN vectormill.{names['table']} AS vectors ON vectors.key = best.key" if has_vectors else "",
+        join=f"JOIN vectormill.{names['table']} AS vectors ON vectors.key = best.key"
+        if VECTOR in search.include
+        else "",
     )
     return Statement(page, found.values)
 
@@ -257,11 +258,10 @@ def write_nearest(
             order=f"distance, vectors.{BY_KEY}" if depth.is_exact else "distance",
         )
 
-    nearest = write()
-    if depth.in_parts and query.parts:
-        parts = " UNION ALL ".join(f"({write(part)})" for part in query.parts)
-        nearest = NEAREST_OF_PARTS.format(parts=parts)
-    return WITH_DISTANCE.format(nearest=nearest)
+    if not (depth.in_parts and query.parts):
+        return write()
+    parts = " UNION ALL ".join(f"({write(part)})" for part in query.parts)
+    return NEAREST_OF_PARTS.format(parts=parts)
 
 
 def leave_out_own(search: Search, document: str | None) -> tuple[list[str], dict[str, object]]:

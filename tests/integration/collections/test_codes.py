@@ -153,8 +153,8 @@ def test_a_search_compares_what_codes_stand_for(engine: Engine) -> None:
     best = sorted(scores, key=lambda key: -scores[key])
     for outputs in ((MULTI_VECTOR,), (DENSE, MULTI_VECTOR)):
         matches = search(engine, outputs=outputs, limit=10)
-        assert [match.key for match in matches] == best[:10]
-        assert [match.score for match in matches] == pytest.approx(
+        assert [match["key"] for match in matches] == best[:10]
+        assert [match["score"] for match in matches] == pytest.approx(
             [scores[key] for key in best[:10]], rel=1e-4
         )
     assert search(engine, None, outputs=(MULTI_VECTOR,), like="k7", limit=3)
@@ -212,7 +212,7 @@ def test_halves_of_a_process_without_codes_count_and_it_cannot_lose_codes(engine
     )
     assert select(engine, COUNT_FORMS) == [(1, 60)]
     np.testing.assert_array_equal(exported(engine)["k7"].vectors, newer)
-    assert search(engine, replace(QUERY, vectors=newer), outputs=(MULTI_VECTOR,), limit=1)[0].key == "k7"
+    assert search(engine, replace(QUERY, vectors=newer), outputs=(MULTI_VECTOR,), limit=1)[0]["key"] == "k7"
     copied = (
         "INSERT INTO vectormill.generation_1 (key, content_hash, embedding, sparse, multi_vector, job_seq)"
     )

@@ -26,7 +26,7 @@ from vectormill.search.filter import parse_filter
 from vectormill.search.matches import MOST_TOGETHER, Finder, SearchWithVector, find_matches
 from vectormill.search.operations import SearchAnswer
 from vectormill.search.plans import Plans
-from vectormill.search.query_vectors import make_query_vectors
+from vectormill.search.query_vectors import make_query_vector
 from vectormill.search.rankings import Depth, write_round
 from vectormill.search.search import TEXT, Search
 from vectormill.vectors.quantization import Ranges
@@ -118,7 +118,7 @@ def test_a_key_that_was_deleted_is_in_no_answer(searched: Searched) -> None:
 def test_every_search_of_a_round_is_by_the_index_of_the_vectors(searched: Searched) -> None:
     generation, search = searched.generation(), Search()
     with searched.engine.connect() as connection:
-        queries = make_query_vectors(connection, generation, list(searched.vectors[:MOST_TOGETHER]))
+        queries = make_query_vector(connection, generation, list(searched.vectors[:MOST_TOGETHER]))
         assert queries is not None
         Finder(connection, generation, Deadline(30))._prepare(search)
         statement, reading = Plans(connection, generation).choose(
