@@ -217,9 +217,12 @@ class QueryExchange:
                 own = deadline or Deadline(self._settings.search_timeout_seconds)
                 return await self._answer_part(spec, part, own)
 
+        parts = list(cut_parts(spec, texts))
+        if len(parts) == 1:
+            return await answer_in_turn(parts[0])
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(answer_in_turn(part)) for part in cut_parts(spec, texts)]
+                tasks = [group.create_task(answer_in_turn(part)) for part in parts]
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         return Answered(*map(np.concatenate, zip(*(task.result() for task in tasks), strict=True)))

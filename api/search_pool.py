@@ -10,7 +10,8 @@ import threading
 from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -41,31 +42,44 @@ class GenerationChanged(Exception):
     """The collection has another live generation than the one for which the search was made."""
 
 
-@dataclass(slots=True, eq=False)
-class Call:
-    """A call of find_matches on a thread. It is stopped when nobody waits for its results."""
-
-    num_waiting: int
-    deadline: Deadline
-    driver: psycopg.Connection[Any] | None = None  # while the call runs
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def stop(self) -> None:
-        """End the call and its statement. The lock keeps the connection from serving another call meanwhile."""
-        self.deadline.end()
-        with self.lock, suppress(psycopg.Error):
-            if self.driver is not None:
-                self.driver.cancel_safe(timeout=CANCEL_SECONDS)
-
-
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Wanted:
-    """The searches of one request, the generation for which they were made, and the call that runs them."""
+    """The searches of one request, and the generation for which they were made."""
 
     generation: Generation
     searches: Sequence[SearchWithVector]
     deadline: Deadline
-    call: Call | None = None
+
+
+class Call:
+    """A call of find_matches on a thread, until the earliest deadline of its requests."""
+
+    def __init__(self, engine: Engine, together: Sequence[Wanted]) -> None:
+        self._engine = engine
+        self._generation = together[0].generation
+        self._searches = [search for wanted in together for search in wanted.searches]
+        self._deadline = min((each.deadline for each in together), key=lambda each: each.seconds_left)
+        self._driver: psycopg.Connection[Any] | None = None  # while the call runs
+        self._lock = threading.Lock()
+
+    def find(self) -> list[SearchAnswer]:
+        """Return the answers of all searches. Raise GenerationChanged, and the errors of `find_matches`."""
+        with self._engine.connect() as connection:
+            self._driver = driver_of(connection)
+            try:
+                if find_generation(connection, self._generation.collection) != self._generation:
+                    raise GenerationChanged
+                return find_matches(connection, self._generation, self._searches, self._deadline)
+            finally:
+                with self._lock:
+                    self._driver = None
+
+    def stop(self) -> None:
+        """End the call and its statement. The lock keeps the connection from serving another call meanwhile."""
+        self._deadline.end()
+        with self._lock, suppress(psycopg.Error):
+            if self._driver is not None:
+                self._driver.cancel_safe(timeout=CANCEL_SECONDS)
 
 
 KeyT = TypeVar("KeyT")
@@ -90,6 +104,7 @@ class SearchPool:
             max_running=SEARCH_CONNECTIONS,
             count=self._count_together,
             is_of_one=lambda error: not isinstance(error, GenerationChanged | OperationalError),
+            abandons=True,
         )
         self._generations: dict[str, Generation] = {}  # by collection, as last looked up
         self.seconds_each: dict[int, float] = {}  # by generation: of one search in the last call
@@ -120,11 +135,6 @@ class SearchPool:
                 f"searches: {SEARCH_CONNECTIONS} run at once. An index makes searches faster; more API "
                 "processes run more of them."
             ) from None
-        finally:
-            if (call := wanted.call) is not None:
-                call.num_waiting -= 1
-                if not call.num_waiting and call.driver is not None:
-                    asyncio.get_running_loop().run_in_executor(None, call.stop)
 
     def close(self) -> None:
         """Close the threads and connections, once no search is running."""
@@ -144,33 +154,19 @@ class SearchPool:
 
     async def _run(self, company: Company, together: Sequence[Wanted]) -> list[list[SearchAnswer]]:
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        call = Call(
-            len(together), min((each.deadline for each in together), key=lambda one: one.seconds_left)
-        )
-        for wanted in together:
-            wanted.call = call
-        found = await loop.run_in_executor(self._threads, self._find, call, together)
-        num_searches = sum(len(wanted.searches) for wanted in together)
-        keep(self.seconds_each, company[0], (loop.time() - began) / num_searches)
-        return found
-
-    def _find(self, call: Call, together: Sequence[Wanted]) -> list[list[SearchAnswer]]:
-        generation = together[0].generation
-        searches = [search for wanted in together for search in wanted.searches]
-        with self._engine.connect() as connection:
-            call.driver = driver_of(connection)
-            try:
-                if find_generation(connection, generation.collection) != generation:
-                    raise GenerationChanged
-                found = find_matches(connection, generation, searches, call.deadline)
-            finally:
-                with call.lock:
-                    call.driver = None
+        began, call = loop.time(), Call(self._engine, together)
+        running = loop.run_in_executor(self._threads, call.find)
+        try:
+            found = await asyncio.shield(running)
+        except asyncio.CancelledError:  # all clients have gone
+            await loop.run_in_executor(None, call.stop)
+            await asyncio.wait([running])
+            raise
         if len(together) > 1 and any("incomplete_because" in answer for answer in found):
             raise SearchTimeout  # of the request with the earliest deadline; each is then tried alone
-        results = iter(found)
-        return [[next(results) for _ in wanted.searches] for wanted in together]
+        keep(self.seconds_each, company[0], (loop.time() - began) / len(found))
+        answers = iter(found)
+        return [list(islice(answers, len(wanted.searches))) for wanted in together]
 
     def _look_up(self, name: str) -> Generation:
         with self._engine.connect() as connection:
