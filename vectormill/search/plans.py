@@ -79,10 +79,17 @@ class Plans:
         (plan,) = self._connection.execute(explained, statement.values).scalar_one()
         nodes = list(walk_plan(plan["Plan"]))
         table, attributes = self._generation.table_name, attributes_name(self._generation.id)
+        # The nodes of rankings by vectors, each below a limit of its own, are told apart from those by words.
+        limits = [list(walk_plan(node)) for node in nodes if node["Node Type"] == "Limit"]
+        ranked = [
+            node
+            for of_table in (each for each in nodes if each.get("Relation Name") == table)
+            for node in min((below for below in limits if of_table in below), key=len, default=nodes)
+        ] or nodes
         # The nodes that find rows of attributes by an index other than the primary key.
         served = [
             node
-            for node in nodes
+            for node in ranked
             if node.get("Relation Name") == attributes
             and {each.get("Index Name") for each in walk_plan(node)} - {None, f"{attributes}_pkey"}
         ]
@@ -92,7 +99,7 @@ class Plans:
         if by_index:
             num_unindexed = count_unindexed(self._connection, table) if "sparse" in by_index else None
             return PlannedReading(by_index, None, num_filtered, num_unindexed)
-        scans = [node for node in nodes if node["Node Type"] == "Seq Scan"]
+        scans = [node for node in ranked if node["Node Type"] == "Seq Scan"]
         whole = [node for node in scans if node["Relation Name"] == table]
         num_rows = None
         if whole and num_filtered is None:  # all parallel processes together

@@ -17,6 +17,8 @@ from vectormill.search.filters import Condition, compile_filter
 from vectormill.search.query_vectors import QueryVector
 from vectormill.search.search import FUSION_CONSTANT, METADATA, TEXT, VECTOR, Search
 
+# A limit that leaves out no row; its node in a plan tells one ranking from another.
+EVERY_ROW: Final = (1 << 63) - 1
 BY_KEY: Final = 'key COLLATE "C"'
 # Rows by distance; an HNSW index returns them in nearly this order, which is always the same. A filter is applied to
 # each row from the index, which continues until there are enough (hnsw.iterative_scan).
@@ -190,7 +192,7 @@ def count_rows(search: Search, depth: Depth) -> dict[str, object]:
     """Return the bound numbers of rows of a ranking and of the page that is cut from it."""
     skips = search.is_sliced
     return {
-        "num_ranked": depth.num_ranked,
+        "num_ranked": EVERY_ROW if depth.num_ranked is None else depth.num_ranked,
         "num_skipped": search.offset if skips else 0,
         "limit": search.limit,
         "offset": 0 if skips else search.offset,

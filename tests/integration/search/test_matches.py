@@ -1,12 +1,13 @@
 """Searches of 20,000 rows: filters that starve no limit, words and vectors fused, documents; and their plans."""
 
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
 
 import numpy as np
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, Engine, event, text
 
 from tests.architecture.sources import ROOT
 from tests.database import execute
@@ -17,6 +18,8 @@ from vectormill.db.plans import walk_plan
 from vectormill.domain.errors import InvalidOption, ItemNotFound, TextsNotKept
 from vectormill.search.filter import parse_filter
 from vectormill.search.filters import compile_filter, name_filter_index, name_text_index
+from vectormill.search.matches import find_matches
+from vectormill.search.search import Search
 
 ONE_PERCENT = {"part": 7}
 FILL_ARTICLES = """
@@ -277,3 +280,88 @@ def test_the_documented_join_of_the_view_is_served_by_the_index(searched: Search
     expected = searched.nearest(searched.vectors[17], newer, 10)
     assert len({row.title for row in rows} & {f"title of {key}" for key in expected}) >= 9
     assert VECTORS_INDEX in {node.get("Index Name") for node in walk_plan(plan["Plan"])}
+
+
+@contextmanager
+def counting_pages(engine: Engine) -> Iterator[list[tuple[str, Any]]]:
+    """Collect the statements of pages with their values."""
+    pages: list[tuple[str, Any]] = []
+
+    def note(_: Any, __: Any, statement: str, values: Any, *others: Any) -> None:
+        if "AS passage" in statement and "EXPLAIN" not in statement:
+            pages.append((statement, values))
+
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield pages
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+
+
+def explain_again(connection: Connection, statement: str, values: Any) -> list[Mapping[str, Any]]:
+    """Return the nodes of the plan with which Postgres runs a statement, and what each did."""
+    (plan,) = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", values).scalar_one()
+    return list(walk_plan(plan["Plan"]))
+
+
+FORCE_INDEX = ("enable_seqscan = off", "enable_sort = off")
+SHELF = {"condition": parse_filter({"shelf": 7})}
+HINTED: Final[list[tuple[dict[str, Any], tuple[str, ...]]]] = [
+    (options, settings)
+    for options in (
+        {},
+        {"condition": parse_filter(ONE_PERCENT)},
+        SHELF,
+        {"condition": parse_filter({"nosuch": 4})},
+        {"by_document": True},
+        {"offset": 40, **SHELF},
+        {"mode": "text", "words": "harbour -lantern"},
+        {"mode": "hybrid", "words": "harbour lantern"},
+    )
+    for settings in (
+        (),
+        ("enable_indexscan = off",),
+        ("enable_indexscan = off", "enable_bitmapscan = off"),
+        (*FORCE_INDEX, "hnsw.max_scan_tuples = 200"),
+    )
+]
+
+
+@pytest.mark.parametrize(("options", "settings"), HINTED, ids=range(len(HINTED)))
+def test_what_an_answer_tells_of_its_search_is_what_the_plans_of_postgres_did(
+    searched: Searched, options: dict[str, Any], settings: tuple[str, ...]
+) -> None:
+    search, query = Search(**options), searched.vectors[0]
+    with searched.engine.connect() as connection:
+        for setting in settings:
+            connection.execute(text(f"SET LOCAL {setting}"))
+        with counting_pages(searched.engine) as pages:
+            (told,) = find_matches(connection, searched.generation(), [(search, query)])
+        ran = [explain_again(connection, *page) for page in pages]
+    table = f"{searched.generation().table_name}"
+    by_index = [[node for node in nodes if "Order By" in node] for nodes in ran]
+    read = [
+        (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+        for node in ran[-1]
+        if node["Node Type"] == "Seq Scan" and node["Relation Name"].startswith(table)
+    ]
+    if told["num_rows_read"] is None:
+        names = {node.get("Index Name", "") for node in ran[-1]}
+        is_served = any(name.startswith(f"{table}_attributes_") and "pkey" not in name for name in names)
+        assert by_index[-1] or not read or (is_served and search.mode != "hybrid")
+    else:
+        assert not by_index[-1]
+        assert told["num_rows_read"] == pytest.approx(max(read), rel=0.2)
+    if "repeated_because" in told:
+        assert len(ran) > 1
+        assert not by_index[-1] or search.by_document
+        if "the index returned only" in told["repeated_because"]:
+            found = [node["Actual Rows"] for node in ran[-2] if node["Node Type"] == "Limit"][-1]
+            assert f"the index returned only {found:,.0f} of" in told["repeated_because"]
+    elif len(ran) > 1:
+        assert search.by_document, "more candidates were read, and no search was repeated"
+    is_other_way = bool(by_index[0]) != bool(by_index[-1])
+    assert ("pages_differ_because" in told) >= (is_other_way and search.offset > 0)
+    known = {"nosuch"} if search.condition == parse_filter({"nosuch": 4}) else set()
+    assert set(told.get("missing_fields", ())) == known
+    assert "incomplete_because" not in told
