@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import psycopg
 from sqlalchemy import Connection, Row, TextClause, text
-from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError
 
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name, estimate_num_rows
@@ -387,17 +387,17 @@ class Finder:
         try:
             self._prepare(search)
             yield
-        except OperationalError as error:
-            if not isinstance(error.orig, psycopg.errors.QueryCanceled):
-                raise
-            self._is_aborted = True
-            raise self._make_timeout() from error
-        except ProgrammingError as error:
-            if not isinstance(error.orig, psycopg.errors.UndefinedTable):
-                raise
-            raise Conflict(
-                f"The generation of {self._generation.collection!r} was removed during the search; search again."
-            ) from error
+        except (DBAPIError, psycopg.Error) as error:
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            if isinstance(cause, psycopg.errors.QueryCanceled):
+                self._is_aborted = True
+                raise self._make_timeout() from error
+            if isinstance(cause, psycopg.errors.UndefinedTable):
+                name = self._generation.collection
+                raise Conflict(
+                    f"The generation of {name!r} was removed during the search; search again."
+                ) from error
+            raise
 
 
 def plan_attempts(search: Search) -> list[Depth]:

@@ -20,6 +20,9 @@ from vectormill.search.search import FUSION_CONSTANT, METADATA, TEXT, VECTOR, Se
 # A limit that leaves out no row; its node in a plan tells one ranking from another.
 EVERY_ROW: Final = (1 << 63) - 1
 BY_KEY: Final = 'key COLLATE "C"'
+# Postgres takes the rows of an index for sorted by distance, which they nearly are. The sum is another expression, by
+# which it sorts them.
+SORTED: Final = f"distance + 0, {BY_KEY}"
 # Rows by distance; an HNSW index returns them in nearly this order, which is always the same. A filter is applied to
 # each row from the index, which continues until there are enough (hnsw.iterative_scan).
 NEAREST: Final = """
@@ -30,7 +33,7 @@ NEAREST: Final = """
 """
 # The nearest of the rows that were found in parts, each as above.
 NEAREST_OF_PARTS: Final = f"""
-    SELECT key, distance FROM ({{parts}}) AS parts ORDER BY distance, {BY_KEY} LIMIT CAST(:num_ranked AS bigint)
+    SELECT key, distance FROM ({{parts}}) AS parts ORDER BY {SORTED} LIMIT CAST(:num_ranked AS bigint)
 """
 # Rows that contain all words, ranked by cover density: how close together the words are. Normalization 1 divides it by
 # the logarithm of the text's length. The collection's language decides the stop words; "quotes", or and - work as in a
@@ -62,7 +65,7 @@ FUSED: Final = """
 """
 RANKED: Final = f"""
     SELECT key, '{{name}}' AS ranking, CAST(:{{name}}_weight AS float8) AS weight,
-           row_number() OVER (ORDER BY distance, {BY_KEY}) AS rank
+           row_number() OVER (ORDER BY {SORTED}) AS rank
       FROM ({{ranking}}) AS {{name}}_ranking WHERE distance < 'NaN'
 """
 # Rows whose scores were computed elsewhere.
@@ -70,10 +73,9 @@ GIVEN: Final = """
     SELECT key, -score AS distance, score
       FROM unnest(CAST(:keys AS text[]), CAST(:scores AS float8[])) AS given (key, score)
 """
-# Rows are sorted again, since an iterative index scan returns them only nearly in order, which Postgres does not know.
 BEST_ROWS: Final = f"""
     SELECT * FROM ({{ranking}}) AS ranking
-     ORDER BY distance, {BY_KEY} LIMIT CAST(:limit AS bigint) OFFSET CAST(:offset AS bigint)
+     ORDER BY {SORTED} LIMIT CAST(:limit AS bigint) OFFSET CAST(:offset AS bigint)
 """
 # The best row of each document. A row that is not a passage counts as its own document.
 BEST_OF_DOCUMENTS: Final = f"""
@@ -84,14 +86,14 @@ BEST_OF_DOCUMENTS: Final = f"""
               FROM ({{ranking}}) AS ranking
               LEFT JOIN vectormill.{{attributes}} AS attributes ON attributes.key = ranking.key) AS passages
      WHERE place_in_document = 1
-     ORDER BY distance, {BY_KEY} LIMIT CAST(:limit AS bigint) OFFSET CAST(:offset AS bigint)
+     ORDER BY {SORTED} LIMIT CAST(:limit AS bigint) OFFSET CAST(:offset AS bigint)
 """
 # The included columns are read only for the rows of the page.
 PAGE: Final = f"""
     SELECT best.*, attributes.metadata -> '_passage' AS passage {{columns}}
       FROM ({{best}}) AS best
       LEFT JOIN vectormill.{{attributes}} AS attributes ON attributes.key = best.key {{join}}
-     ORDER BY best.distance, best.{BY_KEY}
+     ORDER BY best.distance + 0, best.{BY_KEY}
 """
 # The page of each of many queries; the lateral join runs each like a separate search.
 ROUND: Final = f"""
@@ -99,7 +101,7 @@ ROUND: Final = f"""
       FROM unnest({{array}}) WITH ORDINALITY AS asked (query, place)
      CROSS JOIN LATERAL ({{best}}) AS best
       LEFT JOIN vectormill.{{attributes}} AS attributes ON attributes.key = best.key
-     ORDER BY asked.place, best.distance, best.{BY_KEY}
+     ORDER BY asked.place, best.distance + 0, best.{BY_KEY}
 """
 JOIN_VECTORS: Final = "JOIN vectormill.{table} AS vectors ON vectors.key = best.key"
 COLUMNS: Final = {
