@@ -60,7 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--against",
         type=Path,
-        help="host: another checkout of the project, measured alternately with this one",
+        help="host, queries: another checkout of the project, measured alternately with this one",
     )
     add("--state", type=Path, help="gpu, card: the folder for its records")
     add("--price", type=float, default=3.5, help="card: dollars an hour for the whole machine (3.5)")

@@ -1,16 +1,32 @@
-"""queries: rate and latency of searches by text, idle and beside a bulk job; infinity's server too."""
+"""queries: rate and latency of searches by text, idle and beside a bulk job; infinity's server too.
+
+`--against` compares this checkout with another one instead, in turns.
+"""
 
 import itertools
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Final
 
-from benchmarks.clients import MANY, PEER, PEER_MODEL, ROUND_SECONDS, InfinityServer, Rounds, Target
-from benchmarks.harness import BenchmarkFailed, Harness
+from benchmarks.children.null_device import python_environment
+from benchmarks.clients import (
+    MANY,
+    NUM_CLIENTS,
+    PEER,
+    PEER_MODEL,
+    ROUND_SECONDS,
+    InfinityServer,
+    Rounds,
+    Target,
+)
+from benchmarks.harness import ROOT, BenchmarkFailed, Harness
 from benchmarks.ours import OwnStack, run_job
 from benchmarks.processes import Alongside
 from benchmarks.questions.embeddings import OURS, ask
-from benchmarks.tables import RATIO, Report, Spread, at_most, tabulate
+from benchmarks.questions.host import BEFORE, NOW
+from benchmarks.tables import RATIO, Report, Spread, at_least, at_most, tabulate
 from benchmarks.texts import list_docstrings, list_queries
 from vectormill.cli.stack import workplace
 from vectormill.client import Client
@@ -21,9 +37,12 @@ NUM_ROWS: Final = 2_000
 COLLECTION: Final = "searched"
 LOADED: Final = "ours, beside a bulk job"
 START_SECONDS: Final = 300.0
+LEAST_RATIO: Final = 0.97
 
 
 def run(harness: Harness) -> Report:
+    if harness.against is not None:
+        return compare(harness, harness.against)
     texts = itertools.cycle(list_queries(1000))
     items = list_docstrings()
     rounds = Rounds()
@@ -53,6 +72,43 @@ def run(harness: Harness) -> Report:
             "Ours encodes the text and searches; infinity's server (torch, its own defaults) returns the embedding. "
             "The clients share the cores with the servers.",
         ),
+    )
+
+
+def compare(harness: Harness, other: Path) -> Report:
+    """Return the rates and latencies of this checkout and another one, whose rounds take turns."""
+    texts, items, rounds = itertools.cycle(list_queries(1000)), list_docstrings(), Rounds()
+    with workplace(None) as directory, ExitStack() as exits:
+        targets: dict[str, Target] = {}
+        for name, tree in ((NOW, ROOT), (BEFORE, other)):
+            harness.say(f"starting the stack of {name}, and filling a collection of {NUM_ROWS:,} rows")
+            (directory / name).mkdir(mode=0o711)
+            stack = exits.enter_context(OwnStack(directory / name, python_environment(tree.resolve())))
+            with Client(stack.url) as client:
+                run_job(client, items[:NUM_ROWS], collection=COLLECTION)
+            url = f"{stack.url}/v1/collections/{COLLECTION}/search"
+            targets[name] = Target(url, lambda text: {"text": text}, stack.pid)
+            Rounds().ask(name, targets[name], texts)
+        for number in range(harness.repeat):
+            for name in sorted(targets, reverse=bool(number % 2)):
+                harness.say(f"turn {number + 1} of {harness.repeat}, {name}")
+                rounds.ask(name, targets[name], texts)
+    judged = []
+    for num_clients in NUM_CLIENTS:
+        now, before = rounds[NOW, num_clients], rounds[BEFORE, num_clients]
+        rates = Spread.of_ratios([each.rate for each in now], [each.rate for each in before])
+        p99 = Spread.of_ratios(
+            [each.percentile(99) for each in before], [each.percentile(99) for each in now]
+        )
+        told = f"with {num_clients} client{'s' * (num_clients > 1)}"
+        judged += [
+            at_least(f"searches/s {told}, to before", rates, LEAST_RATIO, RATIO),
+            at_least(f"p99 {told}, of before to now", p99, LEAST_RATIO, RATIO),
+        ]
+    return Report(
+        f"One short text per request, {NUM_ROWS:,} rows, {harness.repeat} turns of {ROUND_SECONDS:g} s of each.",
+        (tabulate(judged), rounds.tabulate(), rounds.tabulate_costs(NOW, BEFORE)),
+        ("The clients share the cores with both stacks, one of which is idle.",),
     )
 
 

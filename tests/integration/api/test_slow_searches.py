@@ -88,8 +88,9 @@ def test_a_client_that_leaves_ends_its_search(engine: Engine) -> None:
         encode_waiting(engine)
         let_go = lock(engine)
         try:
-            with httpx.Client(base_url=client.base_url, timeout=1, trust_env=False) as leaving:
-                for _ in range(2 * SEARCH_CONNECTIONS):  # more than run at once
+            patience = httpx.Timeout(30, read=0.3)
+            with httpx.Client(base_url=client.base_url, timeout=patience, trust_env=False) as leaving:
+                for _ in range(SEARCH_CONNECTIONS + 1):  # more than run at once
                     with pytest.raises(httpx.ReadTimeout):
                         leaving.post(SEARCH, json=QUERY)
             wait_for(lambda: count_waiting(engine) == 0, because="the statements are cancelled")

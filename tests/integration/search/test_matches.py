@@ -168,17 +168,6 @@ def test_the_nearest_to_a_row_are_found_without_the_row_itself(searched: Searche
         searched.search(like="k-1")
 
 
-def test_a_row_that_both_rankings_have_is_before_those_of_one(searched: Searched) -> None:
-    query = searched.vectors[17]
-    found = searched.search(query, mode="hybrid", words="number 17 meadow", limit=3)
-    first = found["data"][0]
-    assert (first["key"], first["vector_rank"], first["text_rank"]) == ("k17", 1, 1)
-    assert first["score"] == pytest.approx(2 / 61)
-    assert [match["score"] for match in found["data"][1:]] == pytest.approx([1 / 62, 1 / 63])
-    only_words = searched.search(query, mode="hybrid", words="number 21", limit=3, vector_weight=0.0)
-    assert keys_of(only_words)[0] == "k21"
-
-
 def test_a_fused_list_is_longer_than_the_page_in_both_rankings(searched: Searched) -> None:
     # The 40th nearest is first by its words: of lists as long as the page it would be in one only.
     query = searched.vectors[17]
@@ -189,13 +178,7 @@ def test_a_fused_list_is_longer_than_the_page_in_both_rankings(searched: Searche
     assert (found["data"][0]["vector_rank"], found["data"][0]["text_rank"]) == (40, 1)
 
 
-def test_words_are_searched_within_a_filter(searched: Searched) -> None:
-    found = searched.search(
-        mode="text", words="harbour -lantern", condition=parse_filter({"lang": "de"}), limit=1000
-    )
-    assert found["data"]
-    for match in found["data"]:
-        assert match["metadata"]["lang"] == "de"
+def test_a_collection_without_texts_is_not_searched_by_words(searched: Searched) -> None:
     execute(searched.engine, "UPDATE vectormill.collections SET keep_text = false")
     try:
         with pytest.raises(TextsNotKept, match="--keep-text"):
@@ -220,18 +203,6 @@ def test_every_document_gives_its_best_passage_and_there_are_as_many_as_were_ask
     assert "fewer documents" in found.get("repeated_because")
     unlike = searched.search(like="k0", limit=5, by_document=True)
     assert "d0" not in [match["document"] for match in unlike["data"] if match.get("passage")]
-
-
-def test_pages_of_a_search_follow_each_other(searched: Searched) -> None:
-    query = searched.vectors[17]
-    whole = keys_of(searched.search(query, limit=30))
-    pages = [keys_of(searched.search(query, limit=10, offset=offset)) for offset in (0, 10, 20)]
-    assert [key for page in pages for key in page] == whole
-    words: dict[str, Any] = {"mode": "text", "words": "harbour"}
-    assert (
-        keys_of(searched.search(limit=5, offset=5, **words))
-        == keys_of(searched.search(limit=10, **words))[5:]
-    )
 
 
 def test_only_what_is_asked_for_is_given(searched: Searched) -> None:

@@ -20,7 +20,6 @@ from vectormill.collections.collection import Generation
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generation_tables import keep_ranges
 from vectormill.db.plans import walk_plan
-from vectormill.domain.encoding import VECTOR_TYPES
 from vectormill.search.deadline import Deadline
 from vectormill.search.filter import parse_filter
 from vectormill.search.matches import MOST_TOGETHER, Finder, SearchWithVector, find_matches
@@ -93,13 +92,6 @@ def test_searches_of_one_statement_find_what_each_finds_alone(
         alone = find_alone(connection, generation, searches)
     assert together == alone
     assert num_together < len(searches)
-
-
-def test_a_filter_that_no_row_fits_finds_nothing_for_any(searched: Searched) -> None:
-    searches = [(Search(condition=parse_filter({"lang": "fr"})), vector) for vector in searched.vectors[:3]]
-    found = ask(searched.engine, find_matches, searched.generation(), searches)
-    assert found == ask(searched.engine, find_alone, searched.generation(), searches)
-    assert [nearest["data"] for nearest in found] == [[], [], []]
 
 
 def test_a_key_that_was_deleted_is_in_no_answer(searched: Searched) -> None:
@@ -183,19 +175,6 @@ def fill_small(engine: Engine, **options: Any) -> Generation:
         connection.execute(text("UPDATE twins SET key = 'twin of ' || key"))
         connection.execute(text(f"INSERT INTO {table} SELECT * FROM twins"))
     return generation
-
-
-@pytest.mark.parametrize("vector_type", VECTOR_TYPES)
-def test_rows_that_are_equally_near_are_answered_as_alone(engine: Engine, vector_type: str) -> None:
-    generation = fill_small(engine, vector_type=vector_type)
-    vectors = [vector_of(item.text) for item in ITEMS]
-    with engine.connect() as connection:
-        alike = [(Search(limit=5), vector) for vector in vectors]
-        assert find_matches(connection, generation, alike) == find_alone(connection, generation, alike)
-        pages = [(Search(limit=5 - n % 5, offset=n % 5), vector) for n, vector in enumerate(vectors)]
-        together = find_matches(connection, generation, pages)
-        assert together == find_alone(connection, generation, pages)
-    assert any(has_tie(nearest) for nearest in together)
 
 
 def has_tie(nearest: SearchAnswer) -> bool:

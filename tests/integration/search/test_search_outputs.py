@@ -20,10 +20,9 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.jobs.item import Item
-from vectormill.search.filter import parse_filter
 from vectormill.search.late_interaction import measure_maxsim
 from vectormill.search.matches import find_matches
-from vectormill.search.search import BY_TEXT, FUSION_CONSTANT, HYBRID, Search, fit_outputs
+from vectormill.search.search import BY_TEXT, FUSION_CONSTANT, Search, fit_outputs
 from vectormill.vectors.representations import Representations
 
 WORDS = ("apple", "pear", "plum")
@@ -103,50 +102,6 @@ def fuse(*rankings: list[str]) -> dict[str, float]:
     }
 
 
-def test_by_sparse_weights_the_largest_inner_products_come_first(searched: Engine) -> None:
-    products = measure_products(QUERY)
-    assert 10 < len(products) < len(ROWS)
-    assert_found(search(searched, outputs=(SPARSE,), limit=10), products, 10)
-    everything = search(searched, outputs=(SPARSE,), limit=len(ROWS))
-    assert {match["key"] for match in everything} == products.keys(), "a row without a common word was found"
-
-
-def test_dense_alone_is_what_it_is_without_other_outputs(searched: Engine) -> None:
-    assert_found(search(searched, outputs=(DENSE,), limit=10), measure_cosines(QUERY), 10)
-    assert_found(search(searched, QUERY.dense, limit=10), measure_cosines(QUERY), 10)  # type: ignore[arg-type]
-
-
-def test_rankings_by_dense_and_sparse_are_fused_by_their_ranks(searched: Engine) -> None:
-    nearest, weighed = rank(measure_cosines(QUERY))[:100], rank(measure_products(QUERY))[:100]
-    matches = search(searched, outputs=(DENSE, SPARSE), limit=10)
-    assert_found(matches, fuse(nearest, weighed), 10)
-    assert all((match.get("vector_rank") is None) == (match["key"] not in nearest) for match in matches)
-    assert any(match.get("sparse_rank") is not None for match in matches)
-    only_sparse = search(searched, outputs=(DENSE, SPARSE), limit=10, vector_weight=0.0)
-    assert [match["key"] for match in only_sparse] == weighed[:10]
-
-
-def test_words_are_a_third_ranking(searched: Engine) -> None:
-    nearest, weighed = rank(measure_cosines(QUERY))[:100], rank(measure_products(QUERY))[:100]
-    worded = [item.key for item in ITEMS if b"plum" in item.text]
-    matches = search(searched, outputs=(DENSE, SPARSE), mode=HYBRID, words="plum", limit=10)
-    assert_found(matches, fuse(nearest, weighed, worded), 10)
-
-
-@pytest.mark.parametrize("first", [(DENSE,), (SPARSE,), (DENSE, SPARSE)])
-def test_multi_vectors_order_the_best_of_the_others_anew(searched: Engine, first: tuple[str, ...]) -> None:
-    rankings = {DENSE: rank(measure_cosines(QUERY))[:100], SPARSE: rank(measure_products(QUERY))[:100]}
-    candidates = rank(fuse(*(rankings[name] for name in first)))[:100]
-    scores = {key: score for key, score in measure_all(QUERY).items() if key in candidates}
-    assert_found(search(searched, outputs=(*first, MULTI_VECTOR), limit=10), scores, 10)
-
-
-def test_multi_vectors_order_rows_that_were_found_by_words(searched: Engine) -> None:
-    worded = [item.key for item in ITEMS if b"plum" in item.text]
-    scores = {key: score for key, score in measure_all(QUERY).items() if key in worded}
-    assert_found(search(searched, outputs=(MULTI_VECTOR,), mode=BY_TEXT, words="plum", limit=10), scores, 10)
-
-
 @pytest.mark.parametrize("rows_at_once", [100, 7])
 def test_multi_vectors_alone_compare_every_row(
     searched: Engine, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
@@ -157,27 +112,6 @@ def test_multi_vectors_alone_compare_every_row(
     assert [match["key"] for match in second] == [
         match["key"] for match in search(searched, outputs=(MULTI_VECTOR,), limit=10)[5:]
     ]
-
-
-@pytest.mark.parametrize("outputs", [(SPARSE,), (MULTI_VECTOR,), (DENSE, SPARSE), (SPARSE, MULTI_VECTOR)])
-def test_filters_and_documents_hold_for_each_output(searched: Engine, outputs: tuple[str, ...]) -> None:
-    condition = parse_filter({"part": 2})
-    matches = search(searched, outputs=outputs, condition=condition, limit=len(ROWS))
-    assert matches
-    assert {int(match["key"][1:]) % 4 for match in matches} == {2}
-    documents = [match["document"] for match in search(searched, outputs=outputs, by_document=True, limit=10)]
-    assert len(set(documents)) == len(documents) == 10
-    best = search(searched, outputs=outputs, limit=1)[0]
-    by_document = search(searched, outputs=outputs, by_document=True, limit=1)[0]
-    assert by_document["key"] == best["key"]
-
-
-@pytest.mark.parametrize("outputs", [(DENSE,), (SPARSE,), (MULTI_VECTOR,), (DENSE, SPARSE, MULTI_VECTOR)])
-def test_a_row_is_not_like_itself(searched: Engine, outputs: tuple[str, ...]) -> None:
-    matches = search(searched, None, outputs=outputs, like="k007", limit=20)
-    assert "k007" not in {match["key"] for match in matches}
-    if outputs == (MULTI_VECTOR,):
-        assert_found(matches, {k: v for k, v in measure_all(ROWS["k007"]).items() if k != "k007"}, 20)
 
 
 @pytest.mark.parametrize("spec", [SPARSE_ONLY, VECTORS_ONLY], ids=["sparse", "multi_vector"])

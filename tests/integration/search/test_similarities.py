@@ -123,31 +123,6 @@ def test_rows_are_found_and_scored_as_numpy_compares_them(
     np.testing.assert_allclose([match["score"] for match in alike["data"]], others, atol=2 * tolerance)
 
 
-@pytest.mark.parametrize("vector_type", [FLOAT16, FLOAT32])
-def test_a_row_without_a_direction_is_in_no_ranking(engine: Engine, vector_type: str) -> None:
-    spec = replace(SPEC, dimensions=DIMENSIONS, vector_type=vector_type)
-    generation = fill(engine, draw_vectors(5), spec)
-    query = draw_vectors(1)[0]
-    for wanted in (
-        Search(),
-        Search(limit=3),
-        Search(by_document=True),
-        Search(like="k0"),
-        Search(min_score=-1),
-    ):
-        given = None if wanted.like else query
-        ways = [
-            search(engine, generation, (wanted, given)),
-            search(engine, generation, *[(wanted, given)] * 2),
-        ]
-        for found in (nearest for way in ways for nearest in way):
-            keys = [match["key"] for match in found["data"]]
-            assert keys
-            assert not set(keys) & set(BROKEN)
-    (nothing,) = search(engine, generation, (Search(like="zero"), None))
-    assert nothing["data"] == []
-
-
 def test_a_collection_keeps_its_similarity_until_another_generation_is_built(engine: Engine) -> None:
     spec = replace(SPEC, dimensions=DIMENSIONS, normalize=False)
     by_product = replace(spec, similarity=DOT)
