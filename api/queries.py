@@ -15,7 +15,7 @@ import logging
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, Final, NamedTuple
@@ -26,6 +26,7 @@ from fastapi.concurrency import run_in_threadpool
 from redis.exceptions import OutOfMemoryError, RedisError
 from sqlalchemy import Engine
 
+from api.intake.requests import refuse_text
 from api.metrics import QueryMetrics
 from vectormill.broker.queries import (
     ID_BYTES,
@@ -46,8 +47,7 @@ from vectormill.broker.queries import (
 from vectormill.coalescer import Coalescer
 from vectormill.db.secrets import load_secret
 from vectormill.domain.encoding import FAIL, LATE, PASSAGES, TRUNCATE, EncodingSpec
-from vectormill.domain.errors import EncodingTimeout, InvalidItem, QueryLost, Unavailable
-from vectormill.jobs.item import find_text_failure
+from vectormill.domain.errors import EncodingTimeout, QueryLost, Unavailable
 from vectormill.jobs.waiting import explain_query_wait
 from vectormill.models.prompt_room import leaves_room, require_room
 from vectormill.models.registry import Registry
@@ -171,14 +171,15 @@ class QueryExchange:
         self._hearing: asyncio.Task[None] | None = None
 
     async def encode_queries(
-        self, spec: EncodingSpec, texts: Sequence[str], deadline: Deadline
+        self, spec: EncodingSpec, texts: Mapping[str, str], deadline: Deadline
     ) -> list[tuple[Any, bool]]:
         """Return the vectors of checked queries, each float32 [dimensions], in the vector space of `spec`.
 
-        Beside each stands if its text was cut. For a spec of several outputs they are Representations.
+        `texts` has them by their JSON pointers in the body. Beside the vectors of each stands if its text was cut. For
+        a spec of several outputs they are Representations.
 
-        Raise InvalidOption if the model's query prompt leaves no room for them, InvalidItem if a text cannot be
-        encoded, EncodingTimeout if no worker answers in time, QueryLost if the query was lost twice, and Unavailable if
+        Raise InvalidOption if the model's query prompt leaves no room for them, Problem if a text cannot be encoded,
+        EncodingTimeout if no worker answers in time, QueryLost if the query was lost twice, and Unavailable if
         the API is stopping or has no Redis.
         """
         if not self._registry.is_read(spec.model):
@@ -186,27 +187,24 @@ class QueryExchange:
         query_spec = make_query_spec(self._registry, spec)
         if not leaves_room(query_spec):
             await run_in_threadpool(require_room, self._registry.card(spec.model), query_spec)
-        rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-        answered = await self.answer_all(query_spec, [text.encode() for text in rows], deadline)
-        results = list(zip(answered.vectors, answered.is_truncated.tolist(), strict=True))
-        return [results[rows[text]] for text in texts]
-
-    async def answer_all(
-        self, spec: EncodingSpec, texts: Sequence[bytes], deadline: Deadline | None = None
-    ) -> Answered:
-        """Return the results of texts or pairs. Raise InvalidItem if one fails, else errors as in `encode_queries`."""
-        answered = await self.answer(spec, texts, deadline)
-        for reason in answered.failures:
-            if reason is not None:
-                raise InvalidItem(f"The query cannot be encoded: {reason}.")
-        return answered
+        pointers = {text: pointer for pointer, text in texts.items()}
+        encoded = [text.encode() for text in pointers]
+        answered = await self.answer(query_spec, encoded, [*pointers.values()], deadline)
+        results = zip(answered.vectors, answered.is_truncated.tolist(), strict=True)
+        result_of = dict(zip(pointers, results, strict=True))
+        return [result_of[text] for text in texts.values()]
 
     async def answer(
-        self, spec: EncodingSpec, texts: Sequence[bytes], deadline: Deadline | None = None
+        self,
+        spec: EncodingSpec,
+        texts: Sequence[bytes],
+        pointers: Sequence[str],
+        deadline: Deadline | None = None,
     ) -> Answered:
         """Return the results of one or more texts or pairs, sent in parts. Raise errors as in `encode_queries`.
 
-        All parts are answered before the deadline; without one, each has the time of a search.
+        `pointers` are the JSON pointers of the texts in the body. All parts are answered before the deadline; without
+        one, each has the time of a search.
         """
         if self._settings.redis_url is None:
             raise Unavailable(NO_REDIS)
@@ -217,15 +215,16 @@ class QueryExchange:
                 own = deadline or Deadline(self._settings.search_timeout_seconds)
                 return await self._answer_part(spec, part, own)
 
-        parts = list(cut_parts(spec, texts))
-        if len(parts) == 1:
-            return await answer_in_turn(parts[0])
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(answer_in_turn(part)) for part in parts]
+                tasks = [group.create_task(answer_in_turn(part)) for part in cut_parts(spec, texts)]
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
-        return Answered(*map(np.concatenate, zip(*(task.result() for task in tasks), strict=True)))
+        answered = Answered(*map(np.concatenate, zip(*(task.result() for task in tasks), strict=True)))
+        for pointer, reason in zip(pointers, answered.failures, strict=True):
+            if reason is not None:
+                raise refuse_text(pointer, reason)
+        return answered
 
     async def _answer_part(self, spec: EncodingSpec, texts: Sequence[bytes], deadline: Deadline) -> Answered:
         """Return the results of texts that fit into one message. Wait for a worker that takes queries of this spec."""
@@ -397,13 +396,6 @@ class QueryExchange:
         if isinstance(answer, NotEncoded):
             raise MessageLost(answer.reason)
         return answer
-
-
-def check_query(text: str, place: str, settings: Settings, *, what: str = "query") -> None:
-    """Raise InvalidItem if the text cannot be encoded. Its message begins with `place`, which names the query."""
-    failure = find_text_failure(text.encode("utf-8", "surrogatepass"), settings.max_text_chars)
-    if failure is not None:
-        raise InvalidItem(f"{place}The {what} cannot be encoded: {failure.detail}.")
 
 
 def make_query_spec(registry: Registry, spec: EncodingSpec) -> EncodingSpec:

@@ -12,11 +12,12 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
+from api.openai.errors import name_parameter
 from api.problems import Place, Problem, refuse
 from vectormill.domain.encoding import LATE
 from vectormill.domain.errors import InvalidItem
 from vectormill.domain.task import JUDGE
-from vectormill.jobs.item import Item, Items
+from vectormill.jobs.item import Item, Items, find_text_failure
 from vectormill.jobs.operations import ItemBody, JobRequest
 from vectormill.rows import values
 from vectormill.rows.values import are_sound_keys, encode_texts, find_key_fault, join_pairs
@@ -129,6 +130,25 @@ def make_items(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pairs: b
             f"text_pair is only for items of the task {JUDGE} or with long_texts={LATE}, and not for passages",
         )
     return Items(keys, join_pairs(texts, pairs) if reads_pairs else texts, metadata)
+
+
+def check_text(text: bytes, max_chars: int, pointer: str) -> bytes:
+    """Return the text unchanged. Raise Problem, with its JSON pointer in the body, if it cannot be encoded."""
+    failure = find_text_failure(text, max_chars)
+    if failure is not None:
+        raise refuse_text(pointer, failure.detail)
+    return text
+
+
+def list_pointers(field: str, num_texts: int, *, is_list: bool = True) -> list[str]:
+    """Return the JSON pointers of the texts of a field, which may have one text that is in no list."""
+    return [f"/{field}/{number}" for number in range(num_texts)] if is_list else [f"/{field}"]
+
+
+def refuse_text(pointer: str, reason: str) -> Problem:
+    """Return the Problem of a text that cannot be encoded, at this JSON pointer in the body."""
+    detail = f"{name_parameter(pointer)} cannot be encoded: {reason}."
+    return refuse(reason, code=InvalidItem.code, detail=detail, pointer=pointer)
 
 
 def check_key(key: str, max_key_bytes: int) -> str:

@@ -4,22 +4,18 @@ The texts of a request are sent to a worker as a message. Numbers are formatted 
 itself.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from fastapi.concurrency import run_in_threadpool
 
 from api.dependencies import Resources, ResourcesDependency
-from api.door.media_types import JSON_TYPE, require_json
-from api.intake.requests import decode_body
-from api.intake.submissions import read_body
+from api.door.media_types import JSON_TYPE
+from api.intake.receiving import receiving, run
+from api.intake.requests import check_text, decode_body, list_pointers
 from api.limits.gates import Hold
-from api.openai.errors import name_parameter
-from api.problems import Problem, refuse
 from api.queries import Answered
 from api.serving import serve
 from api.streams.result_columns import write_representations
@@ -34,36 +30,13 @@ from vectormill.batches.endpoints import (
 )
 from vectormill.batches.operations import EMBED
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import InvalidItem
 from vectormill.domain.task import REPRESENTATIONS, has_token_ids
-from vectormill.jobs.item import find_text_failure
 from vectormill.models.registry import Registry
 from vectormill.vectors.decimals import write_decimals
 from vectormill.vectors.representations import Representations
 
-T = TypeVar("T")
-
-# Reading a body or writing vectors of at most this size takes a tenth of a millisecond.
-SMALL_BYTES: Final = 32 << 10
+# Writing vectors of at most this size takes a tenth of a millisecond.
 SMALL_VECTORS: Final = 64 << 10
-
-
-@asynccontextmanager
-async def receiving(
-    request: Request, resources: Resources, read: Callable[[bytes, Resources], T], *, is_quick: bool = False
-) -> AsyncIterator[tuple[Hold, T]]:
-    """Read the body, parse it with `read`, and count the block, which answers it, as a search.
-
-    `read` runs on a thread, since it may wait for a model hub, and in the event loop if it `is_quick` and the body
-    small. Raise Problem and the errors of `read`.
-    """
-    with resources.gates.json_bytes.hold() as hold:
-        require_json(request)
-        body = await read_body(request, resources.settings, hold)
-        is_here = is_quick and len(body) <= SMALL_BYTES
-        wanted = read(body, resources) if is_here else await run_in_threadpool(read, body, resources)
-        with resources.gates.searches.enter():  # after the body, which may arrive slowly
-            yield hold, wanted
 
 
 async def embed(
@@ -77,8 +50,7 @@ async def embed(
 ) -> Answered:
     """Return the vectors and the token counts of the texts of a field.
 
-    `field` names the field in errors. Raise Problem for a text that cannot be encoded, and the errors of
-    find_spec and QueryExchange.answer.
+    `field` names the field in errors. Raise the errors of find_spec and QueryExchange.answer.
     """
     spec = await find_spec(resources.registry, encoding)
     num_bytes = measure_results(spec, texts)
@@ -86,11 +58,7 @@ async def embed(
         # The vectors and the answer made from them take five times num_bytes, while the gate counts a byte of
         # JSON for each 16 bytes of memory.
         hold.take(num_bytes * 5 // 16)
-    answered = await resources.queries.answer(spec, texts)
-    for row, reason in enumerate(answered.failures):
-        if reason is not None:
-            raise refuse_text(f"/{field}/{row}" if is_list else f"/{field}", reason)
-    return answered
+    return await resources.queries.answer(spec, texts, list_pointers(field, len(texts), is_list=is_list))
 
 
 # A text has hardly more weights than this; a model that has would need more memory than is counted.
@@ -110,36 +78,19 @@ async def find_spec(registry: Registry, encoding: EncodingRequest) -> EncodingSp
 
     Raise the errors of resolve_spec.
     """
-    if registry.is_read(encoding.model):
-        return resolve_spec(registry, encoding)
-    return await run_in_threadpool(resolve_spec, registry, encoding)
+    return await run(registry.is_read(encoding.model), resolve_spec, registry, encoding)
 
 
 async def write(answered: Answered, work: Callable[[], bytes]) -> Response:
     """Return a JSON response with the bytes that `work` returns; a large answer is written on a thread."""
     is_small = answered.vectors.dtype != np.object_ and answered.vectors.nbytes <= SMALL_VECTORS
-    content = work() if is_small else await run_in_threadpool(work)
-    return Response(content, media_type=JSON_TYPE)
+    return Response(await run(is_small, work), media_type=JSON_TYPE)
 
 
 def read_texts(texts: Sequence[str], field: str, resources: Resources) -> list[bytes]:
     """Return the texts in UTF-8. Raise Problem for the first one that cannot be encoded."""
-    encoded = list(map(write_input, texts))
-    for number, text in enumerate(encoded):
-        check_text(text, resources.settings.max_text_chars, f"/{field}/{number}")
-    return encoded
-
-
-def check_text(text: bytes, max_chars: int, pointer: str) -> None:
-    """Raise Problem if a text cannot be encoded. `pointer` is the text's JSON pointer in the body."""
-    failure = find_text_failure(text, max_chars)
-    if failure is not None:
-        raise refuse_text(pointer, failure.detail)
-
-
-def refuse_text(pointer: str, reason: str) -> Problem:
-    detail = f"{name_parameter(pointer)} cannot be encoded: {reason}."
-    return refuse(reason, code=InvalidItem.code, detail=detail, pointer=pointer)
+    max_chars, pointers = resources.settings.max_text_chars, list_pointers(field, len(texts))
+    return [check_text(write_input(each), max_chars, at) for each, at in zip(texts, pointers, strict=True)]
 
 
 router = APIRouter(tags=["openai"])
@@ -167,9 +118,11 @@ def read_checked_inputs(request: EmbeddingsRequest, max_chars: int) -> list[byte
     Raise Problem and InvalidOption.
     """
     texts = read_inputs(request)
-    for number, text in enumerate(texts):
+    for text, pointer in zip(
+        texts, list_pointers("input", len(texts), is_list=request.has_list), strict=True
+    ):
         if not has_token_ids(text):
-            check_text(text, max_chars, f"/input/{number}" if request.has_list else "/input")
+            check_text(text, max_chars, pointer)
     return texts
 
 

@@ -313,8 +313,19 @@ class CohereRankRequest(msgspec.Struct, forbid_unknown_fields=True):
     max_chunks_per_doc: Annotated[int | None, Meta(description="Accepted, but not used.")] = None
     priority: Annotated[int | None, Meta(description="Accepted, but not used.")] = None
 
-    def texts(self) -> list[str]:
-        return read_documents(self.documents)
+    def as_rerank_request(self, registry: Registry) -> RerankRequest:
+        """Return the request of /v1/rerank that this one is."""
+        max_tokens = self.max_tokens_per_doc
+        if max_tokens is not None:  # a cap that clients may set higher than this model's own limit
+            max_tokens = min(max_tokens, registry.card(self.model).max_tokens)
+        return RerankRequest(
+            query=self.query,
+            documents=self.documents,
+            model=self.model,
+            top_n=self.top_n,
+            max_tokens=max_tokens,
+            return_documents=bool(self.return_documents),
+        )
 
 
 class SparseBody(TypedDict):

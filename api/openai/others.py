@@ -12,9 +12,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from api.dependencies import Resources, ResourcesDependency
+from api.intake.receiving import receiving
 from api.intake.requests import decode_body
 from api.openai import operations
-from api.openai.embeddings import embed, read_texts, receiving, write
+from api.openai.embeddings import embed, read_texts, write
 from api.openai.operations import (
     RANK_META,
     CohereEmbedRequest,
@@ -32,7 +33,7 @@ from api.openai.operations import (
     check_direction,
     choose_model,
 )
-from api.openai.reranking import pair_up, rank, rank_documents
+from api.openai.reranking import Asked, pair_documents, pair_up, rank, rank_documents
 from api.queries import Answered
 from api.serving import serve
 from api.streams.result_columns import write_vectors
@@ -44,7 +45,7 @@ from vectormill.batches.endpoints import (
     VoyageRerankAnswer,
     resolve_spec,
 )
-from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec
+from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import JUDGE, MULTI_VECTOR, SPARSE
 from vectormill.jobs.item import join_pair
@@ -156,27 +157,23 @@ async def post_rank(
     request: Request, resources: ResourcesDependency
 ) -> list[RankBody] | RerankAnswer | VoyageRerankAnswer:
     """Rank texts by their relevance to a query, as text-embeddings-inference does, or vLLM (`return_documents`)."""
-    async with receiving(request, resources, read_rank) as (_, (wanted, (spec, pairs))):
-        answered = await resources.queries.answer_all(spec, pairs)
+    async with receiving(request, resources, read_rank) as (_, (wanted, asked)):
+        answered = await resources.queries.answer(*asked)
         if isinstance(wanted, RerankRequest):
-            return rank(wanted, spec, answered.vectors, answered.num_tokens)
-        numbers = answered.vectors
+            return rank(wanted, asked[0], answered)
         _, texts = wanted.read_texts()
-        ranked = rank_scores(numbers, spec.labels, wanted.top_n)
+        ranked = rank_scores(answered.vectors, asked[0].labels, wanted.top_n)
         if wanted.return_text:
             return [RankBody(index=index, score=score, text=texts[index]) for index, score in ranked]
         return [RankBody(index=index, score=score) for index, score in ranked]
 
 
-def read_rank(
-    body: bytes, resources: Resources
-) -> tuple[RankRequest | RerankRequest, tuple[EncodingSpec, list[bytes]]]:
-    """Return the decoded request, its spec, and its pairs of query and text. Raise the errors of pair_up."""
+def read_rank(body: bytes, resources: Resources) -> tuple[RankRequest | RerankRequest, Asked]:
+    """Return the decoded request, and its pairs of query and text. Raise the errors of pair_up."""
     wanted = decode_body(body, RANK_DECODER)
     check_direction(wanted.truncation_direction)
     if wanted.return_documents is not None:
-        known = wanted.as_rerank_request(resources.registry)
-        return known, pair_up(resources, known.encoding(), known.query, known.texts())
+        return pair_documents(wanted.as_rerank_request(resources.registry), resources)
     field, texts = wanted.read_texts()
     options = EncodingOptions(
         task=JUDGE,
@@ -263,26 +260,18 @@ def read_cohere(body: bytes, resources: Resources) -> tuple[CohereEmbedRequest, 
 @serve(router, operations.COHERE_RERANK)
 async def post_cohere_rank(request: Request, resources: ResourcesDependency) -> CohereRankAnswer:
     """Rank documents by their relevance to a query, as Cohere does."""
-    async with receiving(request, resources, read_cohere_rank) as (_, (wanted, (spec, pairs))):
-        numbers = (await resources.queries.answer_all(spec, pairs)).vectors
-        texts = wanted.texts() if wanted.return_documents else None
-        results = rank_documents(numbers, spec, texts, wanted.top_n)
-        if texts is None:
+    async with receiving(request, resources, read_cohere_rank) as (_, (wanted, asked)):
+        results = rank_documents(wanted, asked[0], await resources.queries.answer(*asked))
+        if not wanted.return_documents:
             for result in results:
                 del result["document"]
         return CohereRankAnswer(id=str(uuid4()), results=results, meta=RANK_META)
 
 
-def read_cohere_rank(
-    body: bytes, resources: Resources
-) -> tuple[CohereRankRequest, tuple[EncodingSpec, list[bytes]]]:
-    """Return the decoded request, its spec, and its pairs of query and text. Raise the errors of pair_up."""
+def read_cohere_rank(body: bytes, resources: Resources) -> tuple[RerankRequest, Asked]:
+    """Return the decoded request, and its pairs of query and document. Raise the errors of pair_up."""
     wanted = decode_body(body, COHERE_RANK_DECODER)
-    max_tokens = wanted.max_tokens_per_doc
-    if max_tokens is not None:  # a cap that clients may set higher than this model's own limit
-        max_tokens = min(max_tokens, resources.registry.card(wanted.model).max_tokens)
-    options = EncodingOptions(task=JUDGE, max_tokens=max_tokens)
-    return wanted, pair_up(resources, EncodingRequest(wanted.model, options), wanted.query, wanted.texts())
+    return pair_documents(wanted.as_rerank_request(resources.registry), resources)
 
 
 def open_rows(rows: Iterable[npt.NDArray[Any]]) -> list[Any]:

@@ -1,9 +1,9 @@
 """Searches over HTTP: the rows of a collection that best match a text, a vector or another row."""
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +11,14 @@ from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from api.dependencies import CollectionName, Resources, ResourcesDependency
-from api.door.media_types import require_json
-from api.intake.departures import ended_by_departure
-from api.intake.requests import UnreadableItem, check_key, decode_body
-from api.intake.submissions import read_body
-from api.queries import check_query
+from api.door.media_types import JSON_TYPE
+from api.intake.receiving import SMALL_BYTES, receiving, run
+from api.intake.requests import check_text, decode_body, list_pointers
+from api.openai.errors import name_parameter
+from api.problems import Problem
 from api.search_pool import GenerationChanged
 from api.serving import serve, write_answer
+from vectormill.batches.endpoints import write_input
 from vectormill.collections.collection import Generation, require_vectors
 from vectormill.collections.collections import fit_spec
 from vectormill.collections.generations import find_spec
@@ -33,6 +34,7 @@ from vectormill.domain.errors import (
 )
 from vectormill.domain.task import DENSE
 from vectormill.models.specs import settle_spec
+from vectormill.rows.values import find_key_fault
 from vectormill.search import operations
 from vectormill.search.deadline import Deadline
 from vectormill.search.matches import Query, SearchWithVector
@@ -49,10 +51,7 @@ from vectormill.search.operations import (
 from vectormill.search.search import Search, fit_outputs
 from vectormill.vectors.representations import MAX_WEIGHTS, Representations
 
-P = ParamSpec("P")
-T = TypeVar("T")
-# Reading a body of this size, or writing this many matches, takes a tenth of a millisecond.
-SMALL_BYTES: Final = 16 << 10
+# Writing this many matches takes a tenth of a millisecond.
 FEW_MATCHES: Final = 20
 # The largest float16, the type in which vectors of tokens are stored.
 LARGEST_NUMBER: Final = float(np.finfo(np.float16).max)
@@ -63,11 +62,11 @@ MOST_SWAPS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One query of a request, its search, and the beginning of errors about it."""
+    """One query of a request, its search, and its JSON pointer in the body."""
 
     query: SearchQuery
     search: Search
-    place: str
+    pointer: str
 
 
 router = APIRouter(tags=["collections"])
@@ -76,19 +75,11 @@ router = APIRouter(tags=["collections"])
 @serve(router, operations.SEARCH)
 async def post_search(request: Request, name: CollectionName, resources: ResourcesDependency) -> Response:
     """Return the rows that best match a query, best first; for several queries, the rows of each."""
-    require_json(request)
-    with resources.gates.json_bytes.hold() as hold:
-        body = await read_body(request, resources.settings, hold)
-        is_small = len(body) <= SMALL_BYTES
-        wanted = await run(is_small, decode_body, body, SEARCH_DECODER)
-    with resources.gates.searches.enter():  # after the body, which may arrive slowly
-        async with ended_by_departure(request):
-            asked = await run(is_small, read_request, wanted, resources)
-            found = await search_collection(name, asked, resources, is_small=is_small)
-            answer = found[0] if wanted.queries is None else ManySearchesAnswer(data=found)
-            is_short = sum(len(each["data"]) for each in found) <= FEW_MATCHES
-            content = await run(is_short, write_answer, answer)
-            return Response(content, media_type="application/json")
+    async with receiving(request, resources, read_request, is_quick=True) as (hold, (wanted, asked)):
+        found = await search_collection(name, asked, resources, is_small=hold.amount <= SMALL_BYTES)
+        answer = found[0] if wanted.queries is None else ManySearchesAnswer(data=found)
+        is_short = sum(len(each["data"]) for each in found) <= FEW_MATCHES
+        return Response(await run(is_short, write_answer, answer), media_type=JSON_TYPE)
 
 
 async def search_collection(
@@ -104,7 +95,7 @@ async def search_collection(
     for _ in range(MOST_SWAPS):
         try:
             return await find_nearest(asked, generation, resources, deadline, is_small=is_small)
-        except (GenerationChanged, VectormillError) as error:
+        except (GenerationChanged, Problem, VectormillError) as error:
             # The remembered generation may have been the reason. If it still is the live one, it was not.
             live = await resources.searches.find_generation(name, afresh=True)
             if live == generation and not isinstance(error, GenerationChanged):
@@ -113,32 +104,33 @@ async def search_collection(
     raise Conflict(f"The generation of {name!r} changes all the time; search again.")
 
 
-async def run(is_little: bool, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Run short work at once, because switching to a thread would take longer, and other work on a thread."""
-    return work(*arguments, **options) if is_little else await run_in_threadpool(work, *arguments, **options)
-
-
-def read_request(wanted: SearchRequest, resources: Resources) -> list[Asked]:
-    """Return a request's queries with their searches. Raise InvalidOption, InvalidItem and ItemNotFound."""
+def read_request(body: bytes, resources: Resources) -> tuple[SearchRequest, list[Asked]]:
+    """Return a decoded request, and its queries with their searches. Raise Problem, InvalidOption and ItemNotFound."""
+    wanted = decode_body(body, SEARCH_DECODER)
     queries = read_queries(wanted, resources.settings.max_search_queries)
-    places = [f"queries[{number}]: " if wanted.queries is not None else "" for number in range(len(queries))]
-    return [read_query(query, resources, place) for query, place in zip(queries, places, strict=True)]
+    pointers = list_pointers("queries", len(queries)) if wanted.queries is not None else [""]
+    return wanted, [read_query(query, resources, at) for query, at in zip(queries, pointers, strict=True)]
 
 
-def read_query(query: SearchQuery, resources: Resources, place: str = "") -> Asked:
-    """Return a query with its search. The errors, those of `read_request`, begin with `place`."""
-    try:
+def read_query(query: SearchQuery, resources: Resources, pointer: str = "") -> Asked:
+    """Return a query with its search. The errors, those of `read_request`, name the query at `pointer`."""
+    with naming(pointer):
         search = make_search(query)
-    except InvalidOption as error:
-        raise InvalidOption(f"{place}{error}") from error
+        like = search.like
+        if like is not None and (reason := find_key_fault(like, resources.settings.max_key_bytes)):
+            raise ItemNotFound(f"more_like is not the key of an item: {reason}.")
     if query.text is not None:
-        check_query(query.text, place, resources.settings)
-    if search.like is not None:
-        try:
-            check_key(search.like, resources.settings.max_key_bytes)
-        except UnreadableItem as error:
-            raise ItemNotFound(f"{place}more_like is not the key of an item: {error.reason}.") from error
-    return Asked(query, search, place)
+        check_text(write_input(query.text), resources.settings.max_text_chars, f"{pointer}/text")
+    return Asked(query, search, pointer)
+
+
+@contextmanager
+def naming(pointer: str) -> Iterator[None]:
+    """Let errors of the block begin with the query's name, if it is one of several."""
+    try:
+        yield
+    except (InvalidOption, ItemNotFound) as error:
+        raise type(error)(f"{name_parameter(pointer)}: {error}" if pointer else str(error)) from error
 
 
 def refuse_other_spaces(resources: Resources, generation: Generation, queries: Sequence[SearchQuery]) -> None:
@@ -167,12 +159,10 @@ def fit_searches(asked: Sequence[Asked], generation: Generation) -> list[SearchW
     """
     fitted: list[SearchWithVector] = []
     for each in asked:
-        try:
+        with naming(each.pointer):
             outputs = each.query.outputs or list_given(each.query) or None
             search = fit_outputs(each.search, outputs, generation.spec, generation.collection)
             fitted.append((search, read_own_vectors(each.query, generation)))
-        except InvalidOption as error:
-            raise InvalidOption(f"{each.place}{error}") from error
     return fitted
 
 
@@ -200,7 +190,8 @@ async def find_nearest(
             texts.setdefault(search.outputs, {})[number] = text
     for outputs, of_searches in texts.items():
         spec = generation.spec.narrow(outputs)
-        encoded = await resources.queries.encode_queries(spec, list(of_searches.values()), deadline)
+        by_pointer = {f"{asked[number].pointer}/text": text for number, text in of_searches.items()}
+        encoded = await resources.queries.encode_queries(spec, by_pointer, deadline)
         for number, (vectors, is_cut) in zip(of_searches, encoded, strict=True):
             searches[number] = searches[number][0], vectors
             cut |= {number} if is_cut else set()

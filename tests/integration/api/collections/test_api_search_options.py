@@ -116,7 +116,12 @@ def test_many_queries_go_to_a_worker_in_one_message_and_are_answered_in_their_or
 
 def test_a_fault_of_one_query_is_told_with_its_place(client: httpx.Client) -> None:
     cases: list[tuple[dict[str, Any], int, str, str]] = [
-        ({"queries": [{"text": "a"}, {"text": ""}]}, 422, "invalid-item", "queries[1]: The query cannot"),
+        (
+            {"queries": [{"text": "a"}, {"text": ""}]},
+            422,
+            "invalid-item",
+            "queries[1].text cannot be encoded: ",
+        ),
         ({"queries": [{"text": "a"}, {}]}, 422, "invalid-option", "queries[1]: A search needs"),
         ({"queries": [{"text": "a"}] * 4}, 422, "invalid-option", "VECTORMILL_MAX_SEARCH_QUERIES allows 3"),
         ({"queries": [{"text": "a"}], "limit": 3}, 422, "invalid-option", "one query or `queries`"),
