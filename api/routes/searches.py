@@ -26,11 +26,12 @@ from vectormill.domain.encoding import DOT
 from vectormill.domain.errors import (
     Conflict,
     InvalidOption,
+    InvalidSubmission,
     ItemNotFound,
     ModelError,
+    NotFound,
     SpecMismatch,
     UnknownModel,
-    VectormillError,
 )
 from vectormill.domain.task import DENSE
 from vectormill.models.specs import settle_spec
@@ -95,7 +96,7 @@ async def search_collection(
     for _ in range(MOST_SWAPS):
         try:
             return await find_nearest(asked, generation, resources, deadline, is_small=is_small)
-        except (GenerationChanged, Problem, VectormillError) as error:
+        except (GenerationChanged, Problem, InvalidSubmission, NotFound, Conflict, ModelError) as error:
             # The remembered generation may have been the reason. If it still is the live one, it was not.
             live = await resources.searches.find_generation(name, afresh=True)
             if live == generation and not isinstance(error, GenerationChanged):
