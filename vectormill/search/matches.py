@@ -75,6 +75,8 @@ OVER: Final = "the time of the request was over before this search ended"
 # This share of the time, and at most so many seconds, is left for the page of what was found until then.
 PAGE_SHARE: Final = 0.1
 MOST_PAGE_SECONDS: Final = 1.0
+# A statement may end so much later than the deadline, which saves a round trip for each.
+SLACK_SECONDS: Final = 0.1
 
 # A query is its dense vector, or several outputs.
 Query = npt.NDArray[np.float32] | Representations | None
@@ -166,8 +168,7 @@ def find_matches(
     except SearchTimeout:
         if not any(found):
             raise
-    unread = SearchAnswer(data=[], num_rows_read=None, incomplete_because=OVER)
-    return [answer or unread for answer in found]
+    return [answer or SearchAnswer(data=[], num_rows_read=None, incomplete_because=OVER) for answer in found]
 
 
 def find_company(search: Search) -> Hashable | None:
@@ -208,7 +209,8 @@ class Finder:
         self._generation = generation
         self._deadline = deadline
         self._plans = Plans(connection, generation)
-        self._prepared: tuple[int, bool, str] | None = None
+        self._prepared: dict[str, int] | None = None
+        self._prepared_seconds = 0.0
         self._is_aborted = False  # True after a time-out, until the transaction is rolled back
         self._page_seconds = min(PAGE_SHARE * deadline.seconds, MOST_PAGE_SECONDS)
 
@@ -225,14 +227,14 @@ class Finder:
             if (reading.num_rows_read or 0) > MOST_ROWS_READ:
                 return [None for _ in searches]
             rows = self._run(first, statement)
-        pages: list[list[Row[Any]]] = [[] for _ in searches]
-        for row in rows:
-            pages[row.place - 1].append(row)
-        found = [
-            Found(search, first.limit, page, reading, count_ranked(page))
-            for (search, _), page in zip(searches, pages, strict=True)
-        ]
-        return [None if each.shortage else self._tell(each) for each in found]
+            pages: list[list[Row[Any]]] = [[] for _ in searches]
+            for row in rows:
+                pages[row.place - 1].append(row)
+            found = [
+                Found(search, first.limit, page, reading, count_ranked(page))
+                for (search, _), page in zip(searches, pages, strict=True)
+            ]
+            return [None if each.shortage else self._tell(each) for each in found]
 
     def find_one(self, search: Search, query: Query) -> SearchAnswer:
         """Run one search, with more candidates and in the end with all of them, until its page is full."""
@@ -313,18 +315,16 @@ class Finder:
     def _prepare(self, search: Search, spare_seconds: float = 0.0) -> None:
         """Set the time-out to what is left, and the candidates of an index. Raise SearchTimeout at the deadline.
 
-        Settings last until the transaction ends, so they are only sent again for other values; the time that is left is
-        rounded down to seconds for that reason.
+        Settings last until the transaction ends, so they are sent again only for other ones, or for less time.
         """
         seconds = self._deadline.seconds_left - spare_seconds
         if seconds <= 0 or self._is_aborted:
             raise self._make_timeout()
-        timeout = f"{math.ceil(1000 * seconds) if seconds < 2 else 1000 * math.floor(seconds)}ms"
-        wanted = search.num_candidates, search.ef_search is not None, timeout
-        if wanted != self._prepared:
-            names = ("num_candidates", "is_chosen", "timeout")
-            self._connection.execute(PREPARE_SEARCH, dict(zip(names, wanted, strict=True))).all()
-            self._prepared = wanted
+        wanted = {"num_candidates": search.num_candidates, "is_chosen": search.ef_search is not None}
+        if wanted != self._prepared or seconds < self._prepared_seconds - SLACK_SECONDS:
+            settings = wanted | {"timeout": f"{math.ceil(1000 * seconds)}ms"}
+            self._connection.execute(PREPARE_SEARCH, settings).all()
+            self._prepared, self._prepared_seconds = wanted, seconds
 
     def _compare_pages(self, ranking: Ranking, found: Found, *, is_first: bool) -> str | None:
         """Return the reason why the page may have rows of the pages before it, or miss some; None for a first page."""
