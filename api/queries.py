@@ -188,23 +188,19 @@ class QueryExchange:
         if not leaves_room(query_spec):
             await run_in_threadpool(require_room, self._registry.card(spec.model), query_spec)
         pointers = {text: pointer for pointer, text in texts.items()}
-        encoded = [text.encode() for text in pointers]
-        answered = await self.answer(query_spec, encoded, [*pointers.values()], deadline)
+        distinct = {pointer: text.encode() for text, pointer in pointers.items()}
+        answered = await self.answer(query_spec, distinct, deadline)
         results = zip(answered.vectors, answered.is_truncated.tolist(), strict=True)
         result_of = dict(zip(pointers, results, strict=True))
         return [result_of[text] for text in texts.values()]
 
     async def answer(
-        self,
-        spec: EncodingSpec,
-        texts: Sequence[bytes],
-        pointers: Sequence[str],
-        deadline: Deadline | None = None,
+        self, spec: EncodingSpec, texts: Mapping[str, bytes], deadline: Deadline | None = None
     ) -> Answered:
         """Return the results of one or more texts or pairs, sent in parts. Raise errors as in `encode_queries`.
 
-        `pointers` are the JSON pointers of the texts in the body. All parts are answered before the deadline; without
-        one, each has the time of a search.
+        `texts` has them by their JSON pointers in the body. All parts are answered before the deadline; without one,
+        each has the time of a search.
         """
         if self._settings.redis_url is None:
             raise Unavailable(NO_REDIS)
@@ -217,11 +213,12 @@ class QueryExchange:
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(answer_in_turn(part)) for part in cut_parts(spec, texts)]
+                parts = cut_parts(spec, [*texts.values()])
+                tasks = [group.create_task(answer_in_turn(part)) for part in parts]
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         answered = Answered(*map(np.concatenate, zip(*(task.result() for task in tasks), strict=True)))
-        for pointer, reason in zip(pointers, answered.failures, strict=True):
+        for pointer, reason in zip(texts, answered.failures, strict=True):
             if reason is not None:
                 raise refuse_text(pointer, reason)
         return answered

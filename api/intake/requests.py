@@ -132,17 +132,16 @@ def make_items(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pairs: b
     return Items(keys, join_pairs(texts, pairs) if reads_pairs else texts, metadata)
 
 
-def check_text(text: bytes, max_chars: int, pointer: str) -> bytes:
-    """Return the text unchanged. Raise Problem, with its JSON pointer in the body, if it cannot be encoded."""
+def check_text(text: bytes, max_chars: int, pointer: str) -> None:
+    """Raise Problem, with the text's JSON pointer in the body, if it cannot be encoded."""
     failure = find_text_failure(text, max_chars)
     if failure is not None:
         raise refuse_text(pointer, failure.detail)
-    return text
 
 
-def list_pointers(field: str, num_texts: int, *, is_list: bool = True) -> list[str]:
-    """Return the JSON pointers of the texts of a field, which may have one text that is in no list."""
-    return [f"/{field}/{number}" for number in range(num_texts)] if is_list else [f"/{field}"]
+def locate(values: Sequence[T], field: str, *, is_list: bool = True) -> dict[str, T]:
+    """Return the values of a field by their JSON pointers in the body; without a list, the field is the only one."""
+    return {f"/{field}/{number}" if is_list else f"/{field}": value for number, value in enumerate(values)}
 
 
 def refuse_text(pointer: str, reason: str) -> Problem:

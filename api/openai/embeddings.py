@@ -4,7 +4,7 @@ The texts of a request are sent to a worker as a message. Numbers are formatted 
 itself.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from api.dependencies import Resources, ResourcesDependency
 from api.door.media_types import JSON_TYPE
 from api.intake.receiving import receiving, run
-from api.intake.requests import check_text, decode_body, list_pointers
+from api.intake.requests import check_text, decode_body, locate
 from api.limits.gates import Hold
 from api.queries import Answered
 from api.serving import serve
@@ -40,32 +40,26 @@ SMALL_VECTORS: Final = 64 << 10
 
 
 async def embed(
-    resources: Resources,
-    hold: Hold,
-    encoding: EncodingRequest,
-    texts: Sequence[bytes],
-    field: str,
-    *,
-    is_list: bool = True,
+    resources: Resources, hold: Hold, encoding: EncodingRequest, texts: Mapping[str, bytes]
 ) -> Answered:
-    """Return the vectors and the token counts of the texts of a field.
+    """Return the vectors and the token counts of texts, which are named by their JSON pointers in the body.
 
-    `field` names the field in errors. Raise the errors of find_spec and QueryExchange.answer.
+    Raise the errors of find_spec and QueryExchange.answer.
     """
     spec = await find_spec(resources.registry, encoding)
-    num_bytes = measure_results(spec, texts)
+    num_bytes = measure_results(spec, texts.values())
     if num_bytes > SMALL_VECTORS:
         # The vectors and the answer made from them take five times num_bytes, while the gate counts a byte of
         # JSON for each 16 bytes of memory.
         hold.take(num_bytes * 5 // 16)
-    return await resources.queries.answer(spec, texts, list_pointers(field, len(texts), is_list=is_list))
+    return await resources.queries.answer(spec, texts)
 
 
 # A text has hardly more weights than this; a model that has would need more memory than is counted.
 MOST_WEIGHTS: Final = 512
 
 
-def measure_results(spec: EncodingSpec, texts: Sequence[bytes]) -> int:
+def measure_results(spec: EncodingSpec, texts: Collection[bytes]) -> int:
     """Return about how many bytes the results of texts take; a token is counted for each byte of a short text."""
     num_bytes = (4 * spec.dimensions + 8 * min(spec.sparse_dimensions, MOST_WEIGHTS)) * len(texts)
     if spec.token_dimensions:
@@ -87,10 +81,12 @@ async def write(answered: Answered, work: Callable[[], bytes]) -> Response:
     return Response(await run(is_small, work), media_type=JSON_TYPE)
 
 
-def read_texts(texts: Sequence[str], field: str, resources: Resources) -> list[bytes]:
-    """Return the texts in UTF-8. Raise Problem for the first one that cannot be encoded."""
-    max_chars, pointers = resources.settings.max_text_chars, list_pointers(field, len(texts))
-    return [check_text(write_input(each), max_chars, at) for each, at in zip(texts, pointers, strict=True)]
+def read_texts(texts: Sequence[str], field: str, resources: Resources) -> dict[str, bytes]:
+    """Return the texts of a list in UTF-8 by their JSON pointers. Raise Problem if one cannot be encoded."""
+    found = locate([*map(write_input, texts)], field)
+    for pointer, text in found.items():
+        check_text(text, resources.settings.max_text_chars, pointer)
+    return found
 
 
 router = APIRouter(tags=["openai"])
@@ -101,29 +97,24 @@ async def post_embeddings(request: Request, resources: ResourcesDependency) -> R
     """Return the vectors of texts in the format of OpenAI's API; docs/OPENAI.md lists the differences."""
     async with receiving(request, resources, read_request, is_quick=True) as (hold, (wanted, texts)):
         encoding = wanted.encoding()
-        answered = await embed(resources, hold, encoding, texts, "input", is_list=wanted.has_list)
+        answered = await embed(resources, hold, encoding, texts)
         spec = await find_spec(resources.registry, encoding)
         return await write(answered, lambda: write_answer(wanted, answered, spec))
 
 
-def read_request(body: bytes, resources: Resources) -> tuple[EmbeddingsRequest, list[bytes]]:
+def read_request(body: bytes, resources: Resources) -> tuple[EmbeddingsRequest, dict[str, bytes]]:
     """Return the decoded request and its checked inputs. Raise Problem and InvalidOption."""
     wanted = decode_body(body, EMBEDDINGS_DECODER)
     return wanted, read_checked_inputs(wanted, resources.settings.max_text_chars)
 
 
-def read_checked_inputs(request: EmbeddingsRequest, max_chars: int) -> list[bytes]:
-    """Return the inputs as read_inputs does, after checking all texts.
-
-    Raise Problem and InvalidOption.
-    """
-    texts = read_inputs(request)
-    for text, pointer in zip(
-        texts, list_pointers("input", len(texts), is_list=request.has_list), strict=True
-    ):
+def read_checked_inputs(request: EmbeddingsRequest, max_chars: int) -> dict[str, bytes]:
+    """Return the inputs of read_inputs by their JSON pointers, all texts checked. Raise Problem and InvalidOption."""
+    found = locate(read_inputs(request), "input", is_list=request.has_list)
+    for pointer, text in found.items():
         if not has_token_ids(text):
             check_text(text, max_chars, pointer)
-    return texts
+    return found
 
 
 def write_outputs(row: Representations, spec: EncodingSpec, *, is_packed: bool) -> dict[str, Any]:

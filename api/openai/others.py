@@ -13,7 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from api.dependencies import Resources, ResourcesDependency
 from api.intake.receiving import receiving
-from api.intake.requests import decode_body
+from api.intake.requests import decode_body, locate
 from api.openai import operations
 from api.openai.embeddings import embed, read_texts, write
 from api.openai.operations import (
@@ -93,13 +93,12 @@ async def post_sparse(request: Request, resources: ResourcesDependency) -> Respo
 async def answer(
     request: Request,
     resources: Resources,
-    read: Callable[[bytes, Resources], tuple[Wanted, list[bytes]]],
+    read: Callable[[bytes, Resources], tuple[Wanted, dict[str, bytes]]],
     write_answer: Callable[[Wanted, Answered], bytes],
-    field: str = "inputs",
 ) -> Response:
-    """Answer a request for the vectors of the texts in this field. Raise Problem and the errors of embed."""
+    """Answer a request for the vectors of its texts. Raise Problem and the errors of embed."""
     async with receiving(request, resources, read) as (hold, (wanted, texts)):
-        answered = await embed(resources, hold, wanted.encoding(resources.registry), texts, field)
+        answered = await embed(resources, hold, wanted.encoding(resources.registry), texts)
         return await write(answered, lambda: write_answer(wanted, answered))
 
 
@@ -111,13 +110,13 @@ def list_weights(row: Representations) -> list[WeightBody]:
 
 def read_inputs(
     decoder: msgspec.json.Decoder[Texts], body: bytes, resources: Resources
-) -> tuple[Texts, list[bytes]]:
+) -> tuple[Texts, dict[str, bytes]]:
     """Return the decoded request and its texts in UTF-8. Raise Problem and InvalidOption."""
     wanted = decode_body(body, decoder)
     return wanted, check_embed(wanted, resources)
 
 
-def check_embed(wanted: TextsRequest, resources: Resources) -> list[bytes]:
+def check_embed(wanted: TextsRequest, resources: Resources) -> dict[str, bytes]:
     """Check a request for vectors, and return its texts in UTF-8. Raise Problem and InvalidOption."""
     check_direction(wanted.truncation_direction)
     inputs = [wanted.inputs] if isinstance(wanted.inputs, str) else wanted.inputs
@@ -135,12 +134,12 @@ def check_embed(wanted: TextsRequest, resources: Resources) -> list[bytes]:
 async def post_similarity(request: Request, resources: ResourcesDependency) -> list[float]:
     """Return the cosine of each sentence with the source sentence, as text-embeddings-inference does."""
     async with receiving(request, resources, read_similarity) as (hold, (wanted, texts)):
-        answered = await embed(resources, hold, wanted.encoding(resources.registry), texts, "inputs")
+        answered = await embed(resources, hold, wanted.encoding(resources.registry), texts)
         cosines = answered.vectors[1:] @ answered.vectors[0]
         return [float(f"{cosine:.9g}") for cosine in cosines.tolist()]
 
 
-def read_similarity(body: bytes, resources: Resources) -> tuple[EmbedRequest, list[bytes]]:
+def read_similarity(body: bytes, resources: Resources) -> tuple[EmbedRequest, dict[str, bytes]]:
     """Return a request for the vectors of all sentences, and the sentences in UTF-8.
 
     Raise Problem and InvalidOption.
@@ -188,7 +187,7 @@ def read_rank(body: bytes, resources: Resources) -> tuple[RankRequest | RerankRe
 async def post_predict(request: Request, resources: ResourcesDependency) -> Response:
     """Return a classifier's labels of texts or pairs, best first, as text-embeddings-inference does."""
     async with receiving(request, resources, read_predict) as (hold, (wanted, (encoding, sequences))):
-        answered = await embed(resources, hold, encoding, sequences, "inputs", is_list=wanted.is_many)
+        answered = await embed(resources, hold, encoding, sequences)
         labels = resolve_spec(resources.registry, encoding).labels
 
         def write_rows() -> bytes:
@@ -200,7 +199,7 @@ async def post_predict(request: Request, resources: ResourcesDependency) -> Resp
 
 def read_predict(
     body: bytes, resources: Resources
-) -> tuple[PredictRequest, tuple[EncodingRequest, list[bytes]]]:
+) -> tuple[PredictRequest, tuple[EncodingRequest, dict[str, bytes]]]:
     """Return the decoded request, its model and options, and its texts or pairs of texts.
 
     Raise Problem, UnknownModel, InvalidOption and ModelError.
@@ -210,11 +209,10 @@ def read_predict(
     sequences = wanted.read_sequences()
     if not 1 <= len(sequences) <= MAX_INPUTS:
         raise InvalidOption(f"inputs must have 1 to {MAX_INPUTS:,} texts or pairs, not {len(sequences):,}.")
-    fields = (f"inputs/{index}" if wanted.is_many else "inputs" for index in range(len(sequences)))
-    encoded = [
-        read_texts(sequence, field, resources) for field, sequence in zip(fields, sequences, strict=True)
-    ]
-    texts = [join_pair(*each) if len(each) == 2 else each[0] for each in encoded]
+    texts = {}
+    for pointer, sequence in locate(sequences, "inputs", is_list=wanted.is_many).items():
+        text, *second = read_texts(sequence, pointer.removeprefix("/"), resources).values()
+        texts[pointer] = join_pair(text, *second) if second else text
     return wanted, (wanted.encoding(resources.registry), texts)
 
 
@@ -241,16 +239,16 @@ async def get_info(request: Request, resources: ResourcesDependency) -> InfoBody
 @serve(router, operations.COHERE_EMBED)
 async def post_cohere_embed(request: Request, resources: ResourcesDependency) -> Response:
     """Return vectors in the requested types, as Cohere does."""
-    return await answer(request, resources, read_cohere, write_cohere_answer, "texts")
+    return await answer(request, resources, read_cohere, write_cohere_answer)
 
 
 @serve(router, operations.COHERE_FIRST_EMBED)
 async def post_first_cohere_embed(request: Request, resources: ResourcesDependency) -> Response:
     """Return vectors as Cohere's first interface does: rows alone if no types are requested."""
-    return await answer(request, resources, read_cohere, partial(write_cohere_answer, version="1"), "texts")
+    return await answer(request, resources, read_cohere, partial(write_cohere_answer, version="1"))
 
 
-def read_cohere(body: bytes, resources: Resources) -> tuple[CohereEmbedRequest, list[bytes]]:
+def read_cohere(body: bytes, resources: Resources) -> tuple[CohereEmbedRequest, dict[str, bytes]]:
     """Return the decoded request and its texts in UTF-8. Raise Problem and InvalidOption."""
     wanted = decode_body(body, COHERE_DECODER)
     check_direction(wanted.truncate)

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 
 from api.dependencies import Resources, ResourcesDependency
 from api.intake.receiving import receiving
-from api.intake.requests import check_text, decode_body, list_pointers
+from api.intake.requests import check_text, decode_body
 from api.openai.embeddings import read_texts
 from api.queries import Answered
 from api.serving import serve
@@ -29,8 +29,8 @@ from vectormill.vectors.scores import rank_scores
 
 router = APIRouter(tags=["results"])
 
-# The arguments of QueryExchange.answer: the spec, the pairs, and the JSON pointers of their documents.
-Asked = tuple[EncodingSpec, list[bytes], list[str]]
+# The arguments of QueryExchange.answer: the spec, and the pairs by the JSON pointers of their documents.
+Asked = tuple[EncodingSpec, dict[str, bytes]]
 
 
 @serve(router, RERANK)
@@ -58,11 +58,12 @@ def pair_up(
 ) -> Asked:
     """Return pairs of the query with each text of a field. Raise Problem, UnknownModel and InvalidOption."""
     check_documents(texts, field)
-    asked = check_text(write_input(query), resources.settings.max_text_chars, "/query")
+    asked = write_input(query)
+    check_text(asked, resources.settings.max_text_chars, "/query")
     encoded = read_texts(texts, field, resources)
     spec = resolve_spec(resources.registry, encoding)
     check_ranks(spec)
-    return spec, pair_with_each(asked, encoded), list_pointers(field, len(texts))
+    return spec, dict(zip(encoded, pair_with_each(asked, [*encoded.values()]), strict=True))
 
 
 def rank(wanted: RerankRequest, spec: EncodingSpec, answered: Answered) -> RerankAnswer | VoyageRerankAnswer:

@@ -70,7 +70,7 @@ def test_a_body_means_the_same_as_a_line_of_a_batch_and_by_itself() -> None:
         as_line, by_itself = parse(body), EMBEDDINGS_DECODER.decode(json.dumps(body))
         spec = resolve_spec(REGISTRY, replace(by_itself.encoding(), model=DEFAULT_MODEL))
         assert resolve_spec(REGISTRY, replace(as_line.encoding, model=DEFAULT_MODEL)) == spec
-        assert as_line.texts == read_checked_inputs(by_itself, 1000)
+        assert as_line.texts == list(read_checked_inputs(by_itself, 1000).values())
         assert spec.long_texts == body.get("long_texts", "truncate")
         assert as_line.facts == ({"encoding_format": "base64"} if "encoding_format" in body else {})
 

@@ -201,7 +201,7 @@ def test_a_message_whose_clients_have_all_gone_is_posted_no_more() -> None:
         exchange = make_exchange()
         exchange._producer = QueryProducer(NOWHERE, SIGNER)
         first, second = (
-            asyncio.create_task(exchange.answer(SPEC, [b"text"], ["/text"], Deadline(60))) for _ in range(2)
+            asyncio.create_task(exchange.answer(SPEC, {"/text": b"text"}, Deadline(60))) for _ in range(2)
         )
         async with asyncio.timeout(30):
             await asyncio.sleep(0.05)
