@@ -13,7 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.door.media_types import JSON_TYPE
 from api.intake.receiving import SMALL_BYTES, receiving, run
-from api.intake.requests import check_text, decode_body, list_pointers
+from api.intake.requests import check_text, decode_body, locate
 from api.openai.errors import name_parameter
 from api.problems import Problem
 from api.search_pool import GenerationChanged
@@ -109,8 +109,8 @@ def read_request(body: bytes, resources: Resources) -> tuple[SearchRequest, list
     """Return a decoded request, and its queries with their searches. Raise Problem, InvalidOption and ItemNotFound."""
     wanted = decode_body(body, SEARCH_DECODER)
     queries = read_queries(wanted, resources.settings.max_search_queries)
-    pointers = list_pointers("queries", len(queries)) if wanted.queries is not None else [""]
-    return wanted, [read_query(query, resources, at) for query, at in zip(queries, pointers, strict=True)]
+    located = {"": queries[0]} if wanted.queries is None else locate(queries, "queries")
+    return wanted, [read_query(query, resources, pointer) for pointer, query in located.items()]
 
 
 def read_query(query: SearchQuery, resources: Resources, pointer: str = "") -> Asked:
@@ -218,11 +218,7 @@ def read_own_vectors(query: SearchQuery, generation: Generation) -> Query:
 
 
 def read_embedding(values: list[float], generation: Generation) -> npt.NDArray[np.float32]:
-    dimensions = generation.spec.dimensions
-    if len(values) != dimensions:
-        raise InvalidOption(
-            f"The embedding has {len(values)} dimensions, but collection {generation.collection!r} has {dimensions}."
-        )
+    check_length("The embedding", values, generation.spec.dimensions, generation)
     embedding = np.array(values, dtype=np.float64)
     largest = np.abs(embedding).max(initial=0)
     if not np.isfinite(largest) or largest == 0:
@@ -240,35 +236,36 @@ def read_sparse(
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
     """Return the places and weights of a query's sparse vector, without those that are 0, in ascending order."""
     dimensions = generation.spec.sparse_dimensions
-    for place in weights:
-        if place >= dimensions:
-            raise InvalidOption(
-                f"sparse has the place {place}, but the vocabulary of collection {generation.collection!r} has places "
-                f"from 0 to {dimensions - 1:,}."
-            )
-    places = sorted(place for place, weight in weights.items() if weight != 0)
-    if not 0 < len(places) <= MAX_WEIGHTS:
+    if (place := max(weights, default=0)) >= dimensions:
         raise InvalidOption(
-            f"sparse has {len(places):,} weights other than 0; it must have from 1 to {MAX_WEIGHTS:,}."
+            f"sparse has the place {place}, but the vocabulary of collection {generation.collection!r} has places "
+            f"from 0 to {dimensions - 1:,}."
         )
+    places = sorted(place for place, weight in weights.items() if weight != 0)
+    check_amount("sparse", len(places), "weights other than 0", MAX_WEIGHTS)
     return np.array(places, np.uint32), check_numbers("sparse", [weights[place] for place in places])
 
 
 def read_multi_vector(vectors: list[list[float]], generation: Generation) -> npt.NDArray[np.float16]:
     """Return a query's multi-vector, float16 [tokens, width]."""
-    spec = generation.spec
-    if not 0 < len(vectors) <= spec.max_tokens:
-        raise InvalidOption(
-            f"multi_vector has {len(vectors):,} vectors; it must have from 1 to {spec.max_tokens:,}, the most tokens "
-            "that are read of a text."
-        )
+    check_amount("multi_vector", len(vectors), "vectors", generation.spec.max_tokens)
     for number, vector in enumerate(vectors):
-        if len(vector) != spec.token_dimensions:
-            raise InvalidOption(
-                f"multi_vector[{number}] has {len(vector)} dimensions, but collection {generation.collection!r} has "
-                f"{spec.token_dimensions}."
-            )
+        check_length(f"multi_vector[{number}]", vector, generation.spec.token_dimensions, generation)
     return check_numbers("multi_vector", vectors).astype(np.float16)
+
+
+def check_length(name: str, vector: Sequence[float], dimensions: int, generation: Generation) -> None:
+    """Raise InvalidOption if a vector has another length than those of the collection."""
+    if len(vector) != dimensions:
+        raise InvalidOption(
+            f"{name} has {len(vector)} dimensions, but collection {generation.collection!r} has {dimensions}."
+        )
+
+
+def check_amount(name: str, amount: int, things: str, most: int) -> None:
+    """Raise InvalidOption if a query has none of something, or more than a collection keeps for a text."""
+    if not 0 < amount <= most:
+        raise InvalidOption(f"{name} has {amount:,} {things}; it must have from 1 to {most:,}.")
 
 
 def check_numbers(name: str, numbers: Any) -> npt.NDArray[np.float32]:

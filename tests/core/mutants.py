@@ -625,8 +625,8 @@ MUTANTS: Final = (
     Mutant(
         "a query's own places beyond the vocabulary are sent to Postgres",
         "api/routes/searches.py",
-        "if place >= dimensions:",
-        "if place < 0:",
+        "if (place := max(weights, default=0)) >= dimensions:",
+        "if (place := max(weights, default=0)) < 0:",
     ),
     Mutant(
         "the index of sparse weights has all rows, and pgvector refuses the longest",

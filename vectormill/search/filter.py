@@ -9,7 +9,7 @@ one in double quotes is taken as it is: `{"\"file.name\"": "a"}`. vectormill/sea
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -103,22 +103,23 @@ Filter = FieldRange | OneOf | Contains | Exists | AllOf | AnyOf | Not
 def parse_filter(written: Any, place: str = "filter") -> Filter:
     """Parse a filter that a client wrote. Raise InvalidOption, which names the bad entry, such as `filter.year.gte`."""
     parsed = _parse(written, place, 1)
-    if count_conditions(parsed) > MAX_CONDITIONS:
+    if sum(1 for _ in list_conditions(parsed)) > MAX_CONDITIONS:
         raise _refusal(place, f"more than {MAX_CONDITIONS} conditions; combine some of them with `in`")
     return parsed
 
 
-def count_conditions(condition: Filter) -> int:
-    if isinstance(condition, AllOf | AnyOf):
-        return sum(count_conditions(part) for part in condition.parts)
-    return count_conditions(condition.part) if isinstance(condition, Not) else 1
+def list_conditions(condition: Filter) -> Iterator[FieldRange | OneOf | Contains | Exists]:
+    """Yield the conditions on single fields that a filter is made of."""
+    if isinstance(condition, AllOf | AnyOf | Not):
+        for part in (condition.part,) if isinstance(condition, Not) else condition.parts:
+            yield from list_conditions(part)
+    else:
+        yield condition
 
 
 def list_fields(condition: Filter) -> set[str]:
     """Return the names of the metadata fields that a filter compares; of a nested field, the outermost name."""
-    if isinstance(condition, AllOf | AnyOf):
-        return {name for part in condition.parts for name in list_fields(part)}
-    return list_fields(condition.part) if isinstance(condition, Not) else {condition.path[0]}
+    return {each.path[0] for each in list_conditions(condition)}
 
 
 def _parse(written: Any, place: str, depth: int) -> Filter:

@@ -112,20 +112,16 @@ class SearchRequest(SearchQuery, forbid_unknown_fields=True):
 
 
 # The part of the JSON schema that types cannot express: a query needs one of these fields.
-ASKS_FOR_SOMETHING: Final = [
-    {"required": [name], "properties": {name: {"type": kind}}}
-    for name, kind in (
-        ("text", "string"),
-        ("embedding", "array"),
-        ("sparse", "object"),
-        ("multi_vector", "array"),
-        ("more_like", "string"),
-    )
-]
-ONE_QUERY: Final = {"anyOf": ASKS_FOR_SOMETHING}
+KIND_OF_FIELD: Final = {
+    "text": "string", "embedding": "array", "sparse": "object", "multi_vector": "array", "more_like": "string",
+    "queries": "array",
+}  # fmt: skip
 ONE_OR_MANY: Final = {
-    "anyOf": [*ASKS_FOR_SOMETHING, {"required": ["queries"], "properties": {"queries": {"type": "array"}}}]
+    "anyOf": [
+        {"required": [name], "properties": {name: {"type": kind}}} for name, kind in KIND_OF_FIELD.items()
+    ]
 }
+ONE_QUERY: Final = {"anyOf": ONE_OR_MANY["anyOf"][:-1]}
 
 SEARCH_DECODER: Final = msgspec.json.Decoder(SearchRequest)
 
@@ -157,10 +153,8 @@ def read_queries(request: SearchRequest, max_queries: int) -> list[SearchQuery]:
 
 def make_search(query: SearchQuery) -> Search:
     """Make a Search of a client's query; its vector is passed separately. Raise InvalidOption for contradictions."""
-    if query.hybrid is not None and query.mode not in (None, HYBRID if query.hybrid else query.mode):
-        raise InvalidOption(f"hybrid=true means mode hybrid and cannot be combined with mode {query.mode}.")
-    if query.hybrid is False and query.mode == HYBRID:
-        raise InvalidOption("hybrid=false cannot be combined with mode hybrid.")
+    if query.mode is not None and query.hybrid not in (None, query.mode == HYBRID):
+        raise InvalidOption(f"hybrid=true means mode hybrid; omit hybrid, or else mode={query.mode}.")
     mode = query.mode or (HYBRID if query.hybrid else BY_VECTOR)
     given = list_given(query)
     if mode == BY_VECTOR and bool(given) + (query.text is not None) + (query.more_like is not None) != 1:

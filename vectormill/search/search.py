@@ -138,23 +138,24 @@ def fit_outputs(search: Search, asked: Sequence[str] | None, spec: EncodingSpec,
 
 def check_search(search: Search) -> None:
     """Raise InvalidOption if parts of the search contradict each other."""
-    if search.reads_words and search.words is None:
-        raise InvalidOption(f"A search in mode {search.mode} needs a text.")
-    if search.reads_words and search.like is not None:
-        raise InvalidOption(
-            f"more_like compares vectors; a search in mode {search.mode} needs a text instead."
-        )
-    if search.mode != BY_VECTOR and search.min_score is not None:
-        raise InvalidOption(
-            f"min_score is a similarity of vectors, which mode {search.mode} does not use for its scores; omit it."
-        )
-    if search.min_score is not None and search.outputs != (DENSE,):
-        raise InvalidOption(
-            "min_score is a similarity of vectors, which only a search by dense vectors has; omit it."
-        )
-    if search.mode == BY_TEXT and search.ef_search is not None:
-        raise InvalidOption(
-            "ef_search applies to the vector index, which a search in mode text does not use."
-        )
-    if not search.vector_weight + search.text_weight + search.sparse_weight * (SPARSE in search.outputs) > 0:
-        raise InvalidOption("At least one of the weights of vector and text must be above 0.")
+    by_dense = (search.mode, search.outputs) == (BY_VECTOR, (DENSE,))
+    weight = search.vector_weight + search.text_weight + search.sparse_weight * (SPARSE in search.outputs)
+    has_words, has_like = search.words is not None, search.like is not None
+    for is_so, sentence in (
+        (search.reads_words and not has_words, f"A search in mode {search.mode} needs a text."),
+        (
+            search.reads_words and has_like,
+            "more_like compares vectors; a search by words needs a text instead.",
+        ),
+        (
+            search.min_score is not None and not by_dense,
+            "min_score is a similarity of vectors, which only a search by dense vectors alone has; omit it.",
+        ),
+        (
+            search.mode == BY_TEXT and search.ef_search is not None,
+            "ef_search applies to the vector index, which a search in mode text does not use.",
+        ),
+        (not weight > 0, "At least one of the weights of vector and text must be above 0."),
+    ):
+        if is_so:
+            raise InvalidOption(sentence)
