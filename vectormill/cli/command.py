@@ -12,14 +12,14 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from vectormill.cli.printing import View, print_answer
-from vectormill.domain.encoding import Option, list_options
+from vectormill.domain.encoding import EncodingOptions, Option, list_options
 from vectormill.files.formats import INPUT_HELP, OUTPUT_HELP, describe_outputs
 
 ROWS_HELP: Final = f"{describe_outputs(of_rows=True)}; or - for stdout."
@@ -117,10 +117,10 @@ def command(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds a function to `app` as a command and returns the function unchanged.
 
-    A parameter `client` receives a client of the API that the command's options name. A parameter `options`
-    becomes one flag for each encoding option. With a `view` the command has `--json`: the returned value is
-    printed as JSON, or else by the view. A returned string is printed on stderr. With `is_default` the group `app` runs
-    the command, which has options alone, if no other is named.
+    A parameter `client` receives a client of the API that the command's options name. A parameter of a dataclass
+    becomes an option for each field, one of EncodingOptions a flag for each encoding option. With a `view` the command
+    has `--json`: the returned value is printed as JSON, or else by the view. A returned string is printed on stderr.
+    With `is_default` the group `app` runs the command, which has options alone, if no other is named.
     """
     said = [f"{'Examples' if len(examples) > 1 else 'Example'}: " + "\n\n".join(examples)] if examples else []
     epilog = "\n\n".join(said + ([note] if note else []))
@@ -128,16 +128,15 @@ def command(
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         help, told = read_docstring(function.__doc__ or "")
         own = inspect.signature(function).parameters
-        kind = own["options"].annotation if "options" in own else None
-        flags = list_options(kind) if kind else []
+        groups: dict[str, Any] = {
+            name: each.annotation for name, each in own.items() if is_dataclass(each.annotation)
+        }
         last = [own["json"]] if "json" in own else []
         parameters = [
             each
-            for parameter in own.values()
-            if parameter.name not in ("client", "json")
-            for each in (
-                map(make_flag, flags) if parameter.name == "options" else [make_parameter(parameter, told)]
-            )
+            for name, parameter in own.items()
+            if name not in ("client", "json")
+            for each in (expand(groups[name], told) if name in groups else [make_parameter(parameter, told)])
         ]
         if "client" in own:
             parameters += [make_parameter(each, told) for each in (API_URL, DATA_DIR)]
@@ -152,8 +151,8 @@ def command(
                     given["client"] = exits.enter_context(
                         connected(given.pop("api_url"), given.pop("data_dir"))
                     )
-                if kind:
-                    given["options"] = kind(**{flag.name: given.pop(flag.name) for flag in flags})
+                for name, group in groups.items():
+                    given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
                 print_answer(function(**given), view, is_json=is_json)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -189,6 +188,14 @@ def _optional(name: str, kind: Any, default: Any) -> inspect.Parameter:
 API_URL: Final = _optional("api_url", str | None, None)
 DATA_DIR: Final = _optional("data_dir", Path | None, None)
 JSON: Final = _optional("json", bool, False)
+
+
+def expand(group: type[Any], told: dict[str, ParameterHelp]) -> list[inspect.Parameter]:
+    """Return the parameters that Typer expects for the fields of a dataclass."""
+    if issubclass(group, EncodingOptions):
+        return [make_flag(option) for option in list_options(group)]
+    own = inspect.signature(group).parameters.values()
+    return [make_parameter(_optional(each.name, each.annotation, each.default), told) for each in own]
 
 
 def make_parameter(parameter: inspect.Parameter, explained: dict[str, ParameterHelp]) -> inspect.Parameter:

@@ -48,27 +48,19 @@ Job = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """The input, output and error files of a command, and how the texts are read."""
+class FileOptions:
+    """The options of all commands that turn a file into a file: the files, how texts are read, and the service."""
 
-    input: str
     out: Path
-    format: str | None
-    errors: Path | None
-    key_field: str | None
-    text_field: str
-    pair_field: str | None
-    is_strict: bool
-    schema: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """The service and the model that a command uses."""
-
-    api_url: str | None
-    data_dir: Path | None
-    model: str | None
+    errors: Path | None = None
+    model: str | None = None
+    collection: str | None = None
+    priority: int = 5
+    key_field: str | None = None
+    text_field: str = "text"
+    strict: bool = False
+    api_url: str | None = None
+    data_dir: Path | None = None
 
 
 def show_encoded(job: Job) -> None:
@@ -91,19 +83,10 @@ def show_encoded(job: Job) -> None:
 def encode(
     input: str,
     *,
-    out: Path,
+    files: FileOptions,
     format: OutputName | None = None,
-    errors: Path | None = None,
-    model: str | None = None,
-    collection: str | None = None,
-    priority: int = 5,
     options: RequestedOptions,
-    key_field: str | None = None,
-    text_field: str = "text",
-    strict: bool = False,
     wait: bool = False,
-    api_url: str | None = None,
-    data_dir: Path | None = None,
 ) -> Outcome:
     """Encode a file of texts into a file of vectors.
 
@@ -114,12 +97,7 @@ def encode(
         wait: Keep waiting when no worker can load the model, instead of ending with an error.
     """
     pair_field = PAIR_FIELD if options.reads_pairs else None
-    return carry_out(
-        Files(input, out, format, errors, key_field, text_field, pair_field, strict),
-        Service(api_url, data_dir, model),
-        {"collection": collection, "priority": priority, **asdict(options)},
-        is_patient=wait,
-    )
+    return carry_out(input, files, format, asdict(options), pair_field=pair_field, is_patient=wait)
 
 
 @command(
@@ -132,20 +110,11 @@ def encode(
 def score(
     input: str,
     *,
-    out: Path,
+    files: FileOptions,
     format: RowsName | None = None,
-    errors: Path | None = None,
-    model: str | None = None,
-    collection: str | None = None,
-    priority: int = 5,
     max_tokens: int | None = None,
     activation: ActivationName | None = None,
-    key_field: str | None = None,
-    text_field: str = "text",
     pair_field: str = PAIR_FIELD,
-    strict: bool = False,
-    api_url: str | None = None,
-    data_dir: Path | None = None,
 ) -> Outcome:
     """Score a file of pairs of texts, with a classifier or by the cosine of two vectors.
 
@@ -158,15 +127,8 @@ def score(
         activation: The activation of a classifier's outputs. By default, the model's own.
         pair_field (FIELD): The field with the second text.
     """
-    wanted = {
-        "collection": collection,
-        "priority": priority,
-        "task": JUDGE,
-        "max_tokens": max_tokens,
-        "activation": activation,
-    }
-    files = Files(input, out, format, errors, key_field, text_field, pair_field, strict)
-    return carry_out(files, Service(api_url, data_dir, model), wanted)
+    wanted = {"task": JUDGE, "max_tokens": max_tokens, "activation": activation}
+    return carry_out(input, files, format, wanted, pair_field=pair_field)
 
 
 @command(
@@ -179,19 +141,10 @@ def extract(
     input: str,
     *,
     schema: Path,
-    out: Path,
+    files: FileOptions,
     format: RowsName | None = None,
-    errors: Path | None = None,
     confidences: bool = False,
     show: int = 0,
-    model: str | None = None,
-    collection: str | None = None,
-    priority: int = 5,
-    key_field: str | None = None,
-    text_field: str = "text",
-    strict: bool = False,
-    api_url: str | None = None,
-    data_dir: Path | None = None,
 ) -> Outcome:
     """Extract entities, relations, events or classes from a file of texts, as a schema describes them.
 
@@ -204,47 +157,51 @@ def extract(
         confidences: Write the model's confidence with each span.
         show (N, from 0): Print the first N texts with their spans marked.
     """
-    if show and ("-" in (input, str(out)) or choose_format(out, format) != "ndjson"):
+    if show and ("-" in (input, str(files.out)) or choose_format(files.out, format) != "ndjson"):
         raise InvalidOption(
             "--show reads the texts and the records again: INPUT must be a file, and OUT must end in .jsonl."
         )
-    files = Files(input, out, format, errors, key_field, text_field, None, strict, schema)
     wanted = {
-        "collection": collection,
-        "priority": priority,
         "task": EXTRACT,
         "extract_schema": _read_schema(schema),
         "confidences": confidences or None,
     }
-    ended = carry_out(files, Service(api_url, data_dir, model), wanted)
+    ended = carry_out(input, files, format, wanted, schema=schema)
     if show:
-        _show_spans(files, show)
+        _show_spans(input, files, show)
     return ended
 
 
-def carry_out(files: Files, service: Service, wanted: dict[str, Any], *, is_patient: bool = False) -> Outcome:
+def carry_out(
+    input: str,
+    files: FileOptions,
+    format: str | None,
+    wanted: dict[str, Any],
+    *,
+    pair_field: str | None = None,
+    schema: Path | None = None,
+    is_patient: bool = False,
+) -> Outcome:
     """Run a job on the input file and write its results to `files.out`. Return the ended job.
 
     Raise CommandFailed if the job has no results.
     """
     # Check the arguments and the first items before anything is started.
     out, errors = name_output(files.out), files.errors
-    kind = choose_format(out, files.format)
+    kind = choose_format(out, format)
     task = TASKS[wanted.get("task") or EMBED]
     if task.result != VECTOR and not OUTPUT_FORMATS[kind].has_keys:
         raise InvalidOption(
             f"{task.result.capitalize()}s cannot be written to {out.name}: use a file name ending in "
             f"{describe_outputs(of_rows=True)}."
         )
-    inputs = [STDIN if files.input == "-" else Path(files.input)]
-    check_vectors(out, kind, [errors], inputs if files.schema is None else [*inputs, files.schema])
-    items = read_input(
-        files.input, files.key_field, files.text_field, files.pair_field, strict=files.is_strict
-    )
-    with _client(service, wanted.get("task") or "") as client:
+    inputs = [STDIN if input == "-" else Path(input)]
+    check_vectors(out, kind, [errors], inputs if schema is None else [*inputs, schema])
+    items = read_input(input, files.key_field, files.text_field, pair_field, strict=files.strict)
+    with _client(files, wanted.get("task") or "") as client:
         # This command has a patience of its own with workers that fail.
-        named = {"metadata": name_file(files.input) or None, **wanted}
-        submitted = client.submit(items, model=service.model, wait_for_worker=True, **named)
+        wanted |= {"model": files.model, "collection": files.collection, "priority": files.priority}
+        submitted = client.submit(items, metadata=name_file(input) or None, wait_for_worker=True, **wanted)
         job = _watch(client, submitted, is_patient=is_patient)
         exit_code = exit_code_of_job(job["state"])
         if exit_code == JOB_NOT_COMPLETED:
@@ -258,23 +215,23 @@ def carry_out(files: Files, service: Service, wanted: dict[str, Any], *, is_pati
 
 
 @contextmanager
-def _client(service: Service, task: str) -> "Iterator[Client]":
+def _client(files: FileOptions, task: str) -> "Iterator[Client]":
     """Yield a client of the running service, or of a stack that is stopped at the end of the block."""
     from vectormill.cli.endpoint import find_service
     from vectormill.cli.stack import Stack
     from vectormill.client import Client
     from vectormill.models.registry import open_registry
 
-    settings = find_service("api_url", api_url=service.api_url, data_dir=service.data_dir)
+    settings = find_service("api_url", api_url=files.api_url, data_dir=files.data_dir)
     with ExitStack() as cleanup:
         url = settings.api_url
         if url is None:
-            if service.model is not None:
+            if files.model is not None:
                 # Refuse the model before a minute of starting.
-                open_registry(settings).card(service.model, need=task)
+                open_registry(settings).card(files.model, need=task)
             directory = settings.data_dir.expanduser()
             typer.echo(f"Starting Vectormill in {directory} …", err=True)
-            url = cleanup.enter_context(Stack(directory, service.model)).wait_until_ready()
+            url = cleanup.enter_context(Stack(directory, files.model)).wait_until_ready()
         yield cleanup.enter_context(Client(url))
 
 
@@ -307,13 +264,13 @@ def _report_failures(client: "Client", job: Job, errors: Path | None) -> None:
                 file.write(encode_line(error))
 
 
-def _show_spans(files: Files, most: int) -> None:
+def _show_spans(input: str, files: FileOptions, most: int) -> None:
     """Print the first texts that have records, with their spans marked."""
     import msgspec
 
     from vectormill.cli.spans import show_texts
 
-    texts = read_input(files.input, files.key_field, files.text_field, strict=files.is_strict)
+    texts = read_input(input, files.key_field, files.text_field, strict=files.strict)
     with files.out.open("rb") as lines:
         rows = (msgspec.json.decode(line) for line in lines)
         for line in show_texts(texts, rows, most):
