@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, TypedDict
 import msgspec
 from msgspec import Meta, Struct
 
-from vectormill.domain.encoding import EncodingOptions
+from vectormill.domain.encoding import EncodingOptions, OptionArguments
 from vectormill.jobs.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY, Job
 from vectormill.jobs.operations import QuoteBody
 from vectormill.keys.api_key import READ, WRITE
@@ -84,6 +84,20 @@ class RunOptionsBody(struct_of(EncodingOptions)):  # type: ignore[misc]  # a bas
         own = {*LIMITS, "confirm", "full", "priority"}
         said = msgspec.structs.asdict(self)
         return {name: value for name, value in said.items() if name not in own and value is not None}
+
+
+class RunArguments(OptionArguments, total=False):
+    """RunOptionsBody of a re-index as keyword arguments, for editors and type checkers only."""
+
+    model: str | None
+    priority: int | None
+    confirm: bool
+    full: bool
+    max_change_share: float | None
+    most_failed_share: float | None
+    least_recall: float | None
+    least_cosine: float | None
+    canary_sample: int | None
 
 
 class RunRequest(Struct, forbid_unknown_fields=True):

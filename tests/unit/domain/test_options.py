@@ -1,6 +1,5 @@
 """An option of encoding is defined once; a new one is there wherever options are taken."""
 
-import inspect
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, get_type_hints
 
@@ -22,7 +21,7 @@ from vectormill.domain.encoding import (
     list_options,
 )
 from vectormill.operation import struct_of
-from vectormill.runs.operations import RunOptionsBody
+from vectormill.runs.operations import RunArguments, RunOptionsBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +38,7 @@ def test_the_arguments_that_type_checkers_see_are_the_options() -> None:
 
 
 def test_a_client_starts_a_run_with_whatever_the_api_takes_for_one() -> None:
-    named = set(inspect.signature(RunCalls.reindex, eval_str=True).parameters) - {
-        "self",
-        "collection",
-        "options",
-    }
-    taken = named | set(get_type_hints(OptionArguments))
+    taken = set(get_type_hints(RunArguments))
     assert taken == set(RunOptionsBody.__struct_fields__) - {"sample"}  # of a check
 
 

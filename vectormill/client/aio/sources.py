@@ -10,7 +10,7 @@ from vectormill.domain.encoding import OptionArguments
 from vectormill.files.ndjson import ItemJson
 from vectormill.jobs.operations import QuoteBody
 from vectormill.runs import operations as run_operations
-from vectormill.runs.operations import RunBody
+from vectormill.runs.operations import RunArguments, RunBody
 from vectormill.runs.run import HELD, TERMINAL_RUN_STATES
 from vectormill.schedules import operations as schedule_operations
 from vectormill.schedules.operations import ScheduleBody, ScheduledRunBody
@@ -98,40 +98,14 @@ class SourceCalls(Transport):
 class RunCalls(Transport):
     """Calls for runs, which are long pieces of work on collections."""
 
-    async def reindex(
-        self,
-        collection: str,
-        *,
-        model: str | None = None,
-        priority: int | None = None,
-        confirm: bool = False,
-        full: bool = False,
-        max_change_share: float | None = None,
-        most_failed_share: float | None = None,
-        least_recall: float | None = None,
-        least_cosine: float | None = None,
-        canary_sample: int | None = None,
-        **options: Unpack[OptionArguments],
-    ) -> RunBody:
+    async def reindex(self, collection: str, **options: Unpack[RunArguments]) -> RunBody:
         """Start a run that brings the collection up to date with its source. Only differences are encoded.
 
-        If `model` and `options` mean another vector space, a new generation is built alongside the live one, and
-        replaces it when it is complete and has passed its canary. For the options see docs/CONFIGURATION.md,
-        for the limits docs/SOURCES.md.
+        If `options` mean another vector space, a new generation is built alongside the live one, and replaces it when
+        it is complete and has passed its canary. For encoding options see docs/CONFIGURATION.md, for `confirm`, `full`
+        and the limits docs/SOURCES.md.
         """
-        wishes = {
-            "model": model,
-            "priority": priority,
-            "confirm": confirm or None,
-            "full": full or None,
-            "max_change_share": max_change_share,
-            "most_failed_share": most_failed_share,
-            "least_recall": least_recall,
-            "least_cosine": least_cosine,
-            "canary_sample": canary_sample,
-            **options,
-        }
-        return await self.start_run(collection, "reindex", given(wishes))
+        return await self.start_run(collection, "reindex", given(options))
 
     async def quote_reindex(
         self, collection: str, *, model: str | None = None, **options: Unpack[OptionArguments]
