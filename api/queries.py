@@ -97,9 +97,8 @@ class MessageLost(Exception):
 class Answered(NamedTuple):
     """The results of one client's texts, or their outputs; each column has one row for each text."""
 
-    vectors: npt.NDArray[
-        Any
-    ]  # float32 [texts, dimensions], or Representations [texts]; zeros or None for a failure
+    # float32 [texts, dimensions], or Representations [texts]; zeros or None for a failure
+    vectors: npt.NDArray[Any]
     failures: npt.NDArray[Any]  # the reason why the text cannot be encoded, or None
     token_counts: npt.NDArray[Any]  # int32
     is_truncated: npt.NDArray[Any]  # bool
@@ -126,9 +125,8 @@ class Message:
     space: str
     content: bytes
     answer: "asyncio.Future[EncodedTexts | NotEncoded]" = field(default_factory=asyncio.Future)
-    next_look: float = field(
-        default_factory=lambda: time.monotonic() + FIRST_LOOK_SECONDS
-    )  # of a check for a loss
+    # The time of the next check for a loss.
+    next_look: float = field(default_factory=lambda: time.monotonic() + FIRST_LOOK_SECONDS)
     taker: str | None = None
     is_missed: bool = False  # True if the last check did not find it
     refusal: UnreadableMessage | None = None  # of an answer that was no worker's

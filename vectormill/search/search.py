@@ -138,23 +138,15 @@ def fit_outputs(search: Search, asked: Sequence[str] | None, spec: EncodingSpec,
 
 def check_search(search: Search) -> None:
     """Raise InvalidOption if parts of the search contradict each other."""
-    by_dense = (search.mode, search.outputs) == (BY_VECTOR, (DENSE,))
+    mode, reads_words = search.mode, search.reads_words
+    is_scored = search.min_score is not None
     weight = search.vector_weight + search.text_weight + search.sparse_weight * (SPARSE in search.outputs)
-    has_words, has_like = search.words is not None, search.like is not None
     for is_so, sentence in (
-        (search.reads_words and not has_words, f"A search in mode {search.mode} needs a text."),
-        (
-            search.reads_words and has_like,
-            "more_like compares vectors; a search by words needs a text instead.",
-        ),
-        (
-            search.min_score is not None and not by_dense,
-            "min_score is a similarity of vectors, which only a search by dense vectors alone has; omit it.",
-        ),
-        (
-            search.mode == BY_TEXT and search.ef_search is not None,
-            "ef_search applies to the vector index, which a search in mode text does not use.",
-        ),
+        (reads_words and search.words is None, f"A search in mode {mode} needs a text."),
+        (reads_words and search.like is not None, f"more_like compares vectors; mode {mode} needs a text."),
+        (is_scored and mode != BY_VECTOR, f"min_score is a similarity of vectors; omit it in mode {mode}."),
+        (is_scored and search.outputs != (DENSE,), "min_score is a similarity of dense vectors; omit it."),
+        (mode == BY_TEXT and search.ef_search is not None, "ef_search applies to the vector index; omit it."),
         (not weight > 0, "At least one of the weights of vector and text must be above 0."),
     ):
         if is_so:
