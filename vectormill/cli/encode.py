@@ -48,8 +48,8 @@ Job = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class FileOptions:
-    """The options of all commands that turn a file into a file: the files, how texts are read, and the service."""
+class FileCommand:
+    """The options of commands that turn a file into a file: the files, how texts are read, and the service."""
 
     out: Path
     errors: Path | None = None
@@ -83,7 +83,7 @@ def show_encoded(job: Job) -> None:
 def encode(
     input: str,
     *,
-    files: FileOptions,
+    files: FileCommand,
     format: OutputName | None = None,
     options: RequestedOptions,
     wait: bool = False,
@@ -110,7 +110,7 @@ def encode(
 def score(
     input: str,
     *,
-    files: FileOptions,
+    files: FileCommand,
     format: RowsName | None = None,
     max_tokens: int | None = None,
     activation: ActivationName | None = None,
@@ -141,7 +141,7 @@ def extract(
     input: str,
     *,
     schema: Path,
-    files: FileOptions,
+    files: FileCommand,
     format: RowsName | None = None,
     confidences: bool = False,
     show: int = 0,
@@ -174,7 +174,7 @@ def extract(
 
 def carry_out(
     input: str,
-    files: FileOptions,
+    files: FileCommand,
     format: str | None,
     wanted: dict[str, Any],
     *,
@@ -215,7 +215,7 @@ def carry_out(
 
 
 @contextmanager
-def _client(files: FileOptions, task: str) -> "Iterator[Client]":
+def _client(files: FileCommand, task: str) -> "Iterator[Client]":
     """Yield a client of the running service, or of a stack that is stopped at the end of the block."""
     from vectormill.cli.endpoint import find_service
     from vectormill.cli.stack import Stack
@@ -264,7 +264,7 @@ def _report_failures(client: "Client", job: Job, errors: Path | None) -> None:
                 file.write(encode_line(error))
 
 
-def _show_spans(input: str, files: FileOptions, most: int) -> None:
+def _show_spans(input: str, files: FileCommand, most: int) -> None:
     """Print the first texts that have records, with their spans marked."""
     import msgspec
 
