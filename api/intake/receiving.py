@@ -1,15 +1,16 @@
 """Receiving: requests that are answered while their client waits, such as searches and texts to encode."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, ParamSpec, TypeVar
 
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
 
 from api.dependencies import Resources
 from api.door.media_types import require_json
-from api.intake.departures import ended_by_departure
 from api.intake.submissions import read_body
 from api.limits.gates import Hold
 
@@ -41,3 +42,28 @@ async def receiving(
 async def run(is_little: bool, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     """Run short work at once, because switching to a thread would take longer, and other work on a thread."""
     return work(*arguments, **options) if is_little else await run_in_threadpool(work, *arguments, **options)
+
+
+@asynccontextmanager
+async def ended_by_departure(request: Request) -> AsyncIterator[None]:
+    """Cancel the block as soon as the client, whose body has been read, disconnects. Raise ClientDisconnect then."""
+    task = asyncio.current_task()
+    assert task is not None
+    has_left = False
+
+    async def watch() -> None:
+        nonlocal has_left
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        has_left = True
+        task.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not has_left or task.uncancel():
+            raise
+        raise ClientDisconnect from None
+    finally:
+        watching.cancel()

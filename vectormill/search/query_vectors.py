@@ -115,24 +115,16 @@ def find_representations(
 
 def write_queries(connection: Connection, embeddings: npt.NDArray[np.float32], kind: VectorType) -> WireArray:
     """Encode float32 [queries, dimensions] as a Postgres array in binary format, a tenth of the size of text."""
-    dimensions = embeddings.shape[1]
-    array, columns = open_array(
-        find_oid(connection, kind.column), len(embeddings), kind.column_bytes(dimensions)
-    )
-    with np.errstate(over="ignore"):  # Postgres refuses infinity
-        write_columns(columns, make_column_rows(embeddings, kind, None), kind, dimensions)
-    return array
-
-
-def find_oid(connection: Connection, type_name: str) -> int:
-    """Return the oid of a vector type, for arrays of it as parameters. It is looked up once per connection."""
-    known: dict[str, int] = connection.info.setdefault("array_types", {})
-    if type_name not in known:
+    dimensions, oids = embeddings.shape[1], connection.info.setdefault("array_types", {})
+    if kind.column not in oids:  # the first query of this connection
         driver = driver_of(connection)
         accept_arrays(driver)
         with driver.cursor() as cursor:
-            known[type_name] = find_type(cursor, type_name)
-    return known[type_name]
+            oids[kind.column] = find_type(cursor, kind.column)
+    array, columns = open_array(oids[kind.column], len(embeddings), kind.column_bytes(dimensions))
+    with np.errstate(over="ignore"):  # Postgres refuses infinity
+        write_columns(columns, make_column_rows(embeddings, kind, None), kind, dimensions)
+    return array
 
 
 def find_like(
