@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import psycopg
 from fastapi.concurrency import run_in_threadpool
@@ -82,8 +82,6 @@ class Call:
                 self._driver.cancel_safe(timeout=CANCEL_SECONDS)
 
 
-KeyT = TypeVar("KeyT")
-ValueT = TypeVar("ValueT")
 # The key of searches that can share a statement: the generation's id, and the result of find_company.
 Company = tuple[int, Hashable]
 
@@ -173,7 +171,7 @@ class SearchPool:
             return find_generation(connection, name)
 
 
-def keep(values: dict[KeyT, ValueT], key: KeyT, value: ValueT) -> None:
+def keep(values: dict[Any, Any], key: Hashable, value: Any) -> None:
     """Set the value of a key, and forget the key that was set least recently if there are too many."""
     values.pop(key, None)
     values[key] = value

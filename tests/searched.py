@@ -67,7 +67,7 @@ class Searched:
             Finder(connection, self.generation(), Deadline(30))._prepare(search)
             ranking = Ranking(self.generation(), search, queries, LANGUAGE)
             statement, _ = Plans(connection, self.generation()).choose(
-                ranking.write_page, Depth(search.num_wanted), is_filtered=search.condition is not None
+                ranking.write_page, Depth(search.num_wanted)
             )
             explained = text(f"EXPLAIN (FORMAT JSON) {statement.sql}")
             (plan,) = connection.execute(explained, statement.values).scalar_one()

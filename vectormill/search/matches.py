@@ -16,7 +16,7 @@ thousand rows, planning and the round trip of a statement cost as much as the se
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -70,7 +70,6 @@ MOST_ROWS_READ: Final = 10_000
 # A document may have several passages among the nearest rows. A search by document first ranks as many rows as one
 # whose rankings are fused, and these times its tier if they hold too few documents.
 PASSAGES_PER_DOCUMENT: Final = 32
-DEFAULT_SECONDS: Final = 30.0
 OVER: Final = "the time of the request was over before this search ended"
 # This share of the time, and at most so many seconds, is left for the page of what was found until then.
 PAGE_SHARE: Final = 0.1
@@ -154,7 +153,7 @@ def find_matches(
     """
     for search, _ in searches:
         check_search(search)
-    finder = Finder(connection, generation, deadline or Deadline(DEFAULT_SECONDS))
+    finder = Finder(connection, generation, deadline or Deadline(30.0))
     found: list[SearchAnswer | None] = [None] * len(searches)
     try:
         for places in divide_into_rounds([search for search, _ in searches]):
@@ -223,7 +222,7 @@ class Finder:
             if queries is None:
                 return [SearchAnswer(data=[], num_rows_read=0) for _ in searches]
             write = partial(write_round, self._generation, first, queries)
-            statement, reading = self._choose(first, write, Depth(first.limit))
+            statement, reading = self._plans.choose(write, Depth(first.limit))
             if (reading.num_rows_read or 0) > MOST_ROWS_READ:
                 return [None for _ in searches]
             rows = self._run(first, statement)
@@ -271,7 +270,7 @@ class Finder:
         search = ranking.search
         if isinstance(query, Representations) and MULTI_VECTOR in search.outputs:
             return self._score(ranking, query.vectors, document, depth)
-        statement, reading = self._choose(search, ranking.write_page, depth)
+        statement, reading = self._plans.choose(ranking.write_page, depth)
         rows = self._run(search, statement)
         return Found(search, depth.num_ranked, rows, reading, count_ranked(rows))
 
@@ -281,7 +280,7 @@ class Finder:
         """Return the page of the candidates, or of all rows, by MaxSim, as far as there was time for it."""
         search, candidates, incomplete_because = ranking.search, None, None
         if search.num_rankings:
-            candidates, reading = self._choose(search, ranking.write_candidates, depth)
+            candidates, reading = self._plans.choose(ranking.write_candidates, depth)
         else:
             num_rows = estimate_num_rows(self._connection, self._generation.table_name)
             reading = PlannedReading(frozenset(), num_rows, None)
@@ -302,11 +301,6 @@ class Finder:
             reading = replace(reading, num_rows_read=best.num_seen)
         rows = self._run(search, write_given(self._generation, search, best.read_scores()))
         return Found(search, depth.num_ranked, rows, reading, best.counts, incomplete_because)
-
-    def _choose(
-        self, search: Search, write: Callable[[Depth], Statement], depth: Depth
-    ) -> tuple[Statement, PlannedReading]:
-        return self._plans.choose(write, depth, is_filtered=search.condition is not None)
 
     def _run(self, search: Search, statement: Statement) -> Sequence[Row[Any]]:
         self._prepare(search)
@@ -334,7 +328,7 @@ class Finder:
         before = replace(search, offset=0)
         first = replace(ranking, search=before)
         write = first.write_candidates if MULTI_VECTOR in search.outputs else first.write_page
-        _, reading = self._choose(search, write, plan_attempts(before)[0])
+        _, reading = self._plans.choose(write, plan_attempts(before)[0])
         by_index = found.reading.by_index
         is_alike = is_first and (before.tier == search.tier or search.is_sliced)
         is_alike &= not by_index or before.num_candidates == search.num_candidates

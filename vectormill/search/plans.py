@@ -40,9 +40,7 @@ class Plans:
         self._generation = generation
         self._readings: dict[tuple[str, str], PlannedReading] = {}
 
-    def choose(
-        self, write: Callable[[Depth], Statement], depth: Depth, *, is_filtered: bool
-    ) -> tuple[Statement, PlannedReading]:
+    def choose(self, write: Callable[[Depth], Statement], depth: Depth) -> tuple[Statement, PlannedReading]:
         """Return the statement to run, made by `write`, and its plan. It is exact if requested, or if no vector index
         serves it, or if a filter leaves few rows.
 
@@ -61,7 +59,7 @@ class Plans:
         exact = write(replace(depth, is_exact=True))
         if not reading.by_index:  # the same plan, in which equal distances are ordered by their keys
             return exact, reading
-        if is_filtered:
+        if "filter_0" in statement.values:  # bound by compile_filter
             exactly = self.explain(exact)
             if exactly.num_filtered is not None and exactly.num_filtered <= FEW_ROWS:
                 return exact, exactly

@@ -114,7 +114,7 @@ def test_every_search_of_a_round_is_by_the_index_of_the_vectors(searched: Search
         assert queries is not None
         Finder(connection, generation, Deadline(30))._prepare(search)
         statement, reading = Plans(connection, generation).choose(
-            partial(write_round, generation, search, queries), Depth(search.limit), is_filtered=False
+            partial(write_round, generation, search, queries), Depth(search.limit)
         )
         explained = text(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement.sql}")
         (plan,) = connection.execute(explained, statement.values).scalar_one()

@@ -133,9 +133,7 @@ def explain(
         assert queries is not None
         Finder(connection, weighed.generation, Deadline(30))._prepare(search)
         ranking = Ranking(weighed.generation, search, queries, None)
-        statement, _ = Plans(connection, weighed.generation).choose(
-            ranking.write_page, Depth(num_ranked), is_filtered=False
-        )
+        statement, _ = Plans(connection, weighed.generation).choose(ranking.write_page, Depth(num_ranked))
         explained = text(f"EXPLAIN (FORMAT JSON) {statement.sql}")
         (plan,) = connection.execute(explained, statement.values).scalar_one()
     of_table = (weighed.generation.table_name, None)
