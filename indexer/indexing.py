@@ -431,6 +431,9 @@ def build_attribute_indexes(progress: PhaseProgress, generation: Generation) -> 
     wanted = define_filter_indexes(generation.id, kept.filters)
     if kept.keep_text and generation.kind == VECTORS:  # only vectors are searched by text
         wanted[name_text_index(generation.id)] = TEXT_INDEX
+        if kept.options.get("bm25"):
+            using = sql.SQL("USING bm25 (text) WITH (text_config = {})").format(f"pg_catalog.{kept.language}")
+            wanted[f"{name_text_index(generation.id)}_{kept.language}"] = using
     indexes = load_indexes(context, generation)
     present = {index.name for index in indexes if index.table == table and index.is_ours}
     for name in sorted(present - wanted.keys()):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import httpx
@@ -45,6 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-schema", action="store_true", help="write docs/SCHEMA.md from a migrated database"
     )
+    parser.addoption(
+        "--postgres-url", metavar="URL", help="a superuser's URL of another server than the embedded one"
+    )
     group = parser.getgroup("interleavings", "transactions that overlap (tests/integration/interleavings)")
     group.addoption(
         "--interleavings", type=int, metavar="N", help="how many worlds are played instead of a few"
@@ -55,8 +59,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
-    with running_postgres() as url:
+def postgres_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    given = request.config.getoption("--postgres-url")
+    with nullcontext(given) if given else running_postgres() as url:
         yield url
 
 

@@ -306,6 +306,7 @@ def index(
     memory_mib: int | None = None,
     on: Names | None = None,
     multi_vector_codes: int | None = None,
+    bm25: bool | None = None,
     rebuild: bool = False,
     drop: bool = False,
     wait: bool = False,
@@ -323,11 +324,12 @@ def index(
             Replaces the fields that were set before.
         multi_vector_codes (BITS, 0 or 2): Turn multi-vectors into residual codes of 2 bits a dimension; 0 keeps those
             of new rows as halves.
+        bm25: Rank words by BM25 in searches, if Postgres has the extension pg_textsearch, or no longer.
         rebuild: Rebuild the vector index even if it is usable.
         drop: Drop the vector index and set the policy to none.
         wait: Follow the run until it ends.
     """
-    wishes = (policy, m, ef_construction, workers, memory_mib, on, multi_vector_codes)
+    wishes = (policy, m, ef_construction, workers, memory_mib, on, multi_vector_codes, bm25)
     if all(wish is None for wish in wishes) and not (rebuild or drop or wait):
         (print_json if json else show_indexes)(client.index(collection))
         return
@@ -340,6 +342,7 @@ def index(
         memory_bytes=None if memory_mib is None else memory_mib << 20,
         filters=on,
         multi_vector_codes=multi_vector_codes,
+        bm25=bm25,
         rebuild=rebuild,
         drop=drop,
     )

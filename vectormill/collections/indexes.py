@@ -35,6 +35,7 @@ from vectormill.collections.index_plan import (
 from vectormill.db.parameters import to_jsonb
 from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import DENSE, SPARSE
 from vectormill.jobs.job import MOVING_JOB_STATES
 from vectormill.runs.run import BROKEN_RUN_STATES, OPEN_RUN_STATES
@@ -134,16 +135,17 @@ def name_next_hnsw(generation_id: int, found: list[FoundIndex]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredIndexSettings:
-    """The index settings of a collection, as they are stored: policy, HNSW options and filtered fields."""
+    """The index settings of a collection, as they are stored: policy, options, filtered fields and texts."""
 
     policy: str
     options: Mapping[str, Any]
-    filters: tuple[str, ...]
+    filters: Sequence[str]
     keep_text: bool
+    language: str
 
 
 FIND_WISHES: Final = text("""
-    SELECT collections.index_policy, collections.index_options, collections.filters, collections.keep_text
+    SELECT index_policy, index_options, filters, keep_text, language
       FROM vectormill.collections
       JOIN vectormill.generations ON generations.collection_id = collections.id
      WHERE generations.id = :generation_id
@@ -151,8 +153,7 @@ FIND_WISHES: Final = text("""
 
 
 def find_wishes(connection: Connection, generation_id: int) -> StoredIndexSettings:
-    row = connection.execute(FIND_WISHES, {"generation_id": generation_id}).one()
-    return StoredIndexSettings(row.index_policy, row.index_options, tuple(row.filters), row.keep_text)
+    return StoredIndexSettings(*connection.execute(FIND_WISHES, {"generation_id": generation_id}).one())
 
 
 SET_WISHES: Final = text("""
@@ -161,6 +162,8 @@ SET_WISHES: Final = text("""
            index_options = coalesce(CAST(:options AS jsonb), index_options),
            filters = coalesce(CAST(:filters AS jsonb), filters)
      WHERE name = :name
+    RETURNING index_options ->> 'bm25' IS DISTINCT FROM 'true' OR keep_text AND to_regtype('bm25query') IS NOT NULL
+              AND current_setting('pg_textsearch.library_version', true) IS NOT NULL
 """)
 
 
@@ -172,14 +175,18 @@ def set_wishes(
     options: Mapping[str, Any] | None,
     filters: list[str] | None,
 ) -> None:
-    """Store the index settings of a collection. None leaves a setting unchanged."""
+    """Store the index settings of a collection. None leaves a setting unchanged. Raise InvalidOption."""
     values = {
         "name": collection,
         "policy": policy,
         "options": None if options is None else to_jsonb(dict(options)),
         "filters": None if filters is None else to_jsonb(filters),
     }
-    connection.execute(SET_WISHES, values)
+    if not connection.execute(SET_WISHES, values).scalar_one():
+        raise InvalidOption(
+            f"bm25 needs kept texts in collection {collection!r}, and the extension pg_textsearch in its database: a "
+            "superuser creates it in the schema public, once its library is in shared_preload_libraries."
+        )
 
 
 MEASURE_TABLE: Final = text("""

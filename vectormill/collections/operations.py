@@ -509,6 +509,7 @@ class IndexRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
         ),
     ] = None
     multi_vector_codes: MultiVectorCodes | None = None
+    bm25: Annotated[bool, Meta(description="Rank words by BM25 of pg_textsearch.")] | None = None
     rebuild: Annotated[bool, Meta(description="Rebuild the vector index even if it is usable.")] = False
     drop: Annotated[bool, Meta(description="Drop the vector index; the policy becomes none.")] = False
 
@@ -523,8 +524,8 @@ class IndexRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
         return NO_INDEX
 
     def shape(self) -> dict[str, int]:
-        """Return the shape options that are set, as they are stored with the collection."""
-        names = ("m", "ef_construction", "workers", "memory_bytes", MULTI_VECTOR_CODES)
+        """Return the options that are set, as they are stored with the collection."""
+        names = ("m", "ef_construction", "workers", "memory_bytes", MULTI_VECTOR_CODES, "bm25")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def fields(self) -> list[str] | None:

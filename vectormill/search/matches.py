@@ -101,9 +101,14 @@ FIND_MISSING_FIELDS: Final = """
                         WHERE row.metadata ? field)
 """
 
-FIND_LANGUAGE: Final = text(
-    "SELECT keep_text, language FROM vectormill.collections WHERE id = :collection_id"
-)
+# BM25 has no order for a query that is satisfied without any of its words, whose tree is T or empty.
+FIND_LANGUAGE: Final = text("""
+    SELECT keep_text, 'pg_catalog.' || language AS language, CAST(CAST(indexrelid AS regclass) AS text) AS bm25
+      FROM vectormill.collections
+      LEFT JOIN pg_index ON indexrelid = to_regclass('vectormill.' || :name || '_search_' || language) AND indisvalid
+       AND querytree(websearch_to_tsquery(CAST('pg_catalog.' || language AS regconfig), :words)) NOT IN ('T', '')
+     WHERE id = :collection_id
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,21 +243,22 @@ class Finder:
     def find_one(self, search: Search, query: Query) -> SearchAnswer:
         """Run one search, with more candidates and in the end with all of them, until its page is full."""
         with self._explaining(search):
-            language = find_language(self._connection, self._generation) if search.reads_words else None
+            asked = self._connection, self._generation, search
+            words = find_language(*asked) if search.reads_words else (None, None)
             document = None
             if search.like is not None and set(search.outputs) - {DENSE}:
                 query, document = find_representations(self._connection, self._generation, search.like)
-            queries = make_queries(self._connection, self._generation, search, query, document)
+            queries = make_queries(*asked, query, document)
             if queries is None:
                 return SearchAnswer(data=[], num_rows_read=0)
-            ranking = Ranking(self._generation, search, queries, language)
+            ranking = Ranking(self._generation, search, queries, *words)
             depths = plan_attempts(search)
             found = self._try(ranking, query, document, depths[0])
             tried, repeated_because = depths[0], None
             for depth in depths[1:]:
                 if found.shortage is None or found.incomplete_because:
                     break
-                if not (depth.is_exact or depth.in_parts or "sparse" in found.reading.by_index):
+                if not (depth.is_exact or depth.in_parts or found.reading.by_index & {"sparse", "text"}):
                     continue  # the statement would be the last one
                 shortage, tried = found.shortage, depth
                 try:
@@ -329,10 +335,10 @@ class Finder:
         first = replace(ranking, search=before)
         write = first.write_candidates if MULTI_VECTOR in search.outputs else first.write_page
         _, reading = self._plans.choose(write, plan_attempts(before)[0])
-        by_index = found.reading.by_index
+        by_index = found.reading.by_index - {"text"}
         is_alike = is_first and (before.tier == search.tier or search.is_sliced)
         is_alike &= not by_index or before.num_candidates == search.num_candidates
-        if by_index == reading.by_index and (is_alike or not (by_index or search.needs_depth)):
+        if by_index == reading.by_index - {"text"} and (is_alike or not (by_index or search.needs_depth)):
             return None
         return (
             "this page was cut from more rows than the first one, or these were found in another way; a larger limit "
@@ -460,16 +466,18 @@ def make_match(row: Row[Any], search: Search, generation: Generation) -> MatchBo
     return match
 
 
-def find_language(connection: Connection, generation: Generation) -> str:
-    """Return the text search configuration of the collection's texts. Raise TextsNotKept if it keeps none."""
-    row = connection.execute(FIND_LANGUAGE, {"collection_id": generation.collection_id}).one_or_none()
+def find_language(connection: Connection, generation: Generation, search: Search) -> tuple[str, str | None]:
+    """Return the configuration of text search, and the index that ranks the words, if any. Raise TextsNotKept."""
+    values = {"collection_id": generation.collection_id, "words": search.words}
+    values["name"] = attributes_name(generation.id)
+    row = connection.execute(FIND_LANGUAGE, values).one_or_none()
     if row is None or not row.keep_text:
         raise TextsNotKept(
             f"Collection {generation.collection!r} does not keep texts, so it cannot be searched by words. Run "
             f"`vectormill collections change {generation.collection} --keep-text` to keep new texts, and index the "
             "earlier ones again, or search by vector."
         )
-    return f"pg_catalog.{row.language}"
+    return row.language, row.bm25
 
 
 @functools.lru_cache(maxsize=512)

@@ -20,7 +20,7 @@ UNPLANNED: Final = ("query", "queries", "sparse", "words", "own")
 
 @dataclass(frozen=True, slots=True)
 class PlannedReading:
-    """The plan of Postgres for a search: the rankings by vector index, and about how many rows are read without one.
+    """The plan of Postgres for a search: the rankings by an index, and about how many rows are read without one.
 
     `num_filtered` is the estimated number of rows from an index on metadata or words; None if no such index is used.
     `num_rows_unindexed` is the number of rows that are read beside the index of sparse weights; None without it.
@@ -57,7 +57,8 @@ class Plans:
             statement = write(depth)
             reading = self.explain(statement)
         exact = write(replace(depth, is_exact=True))
-        if not reading.by_index:  # the same plan, in which equal distances are ordered by their keys
+        # Without a vector index it is the same plan, in which equal distances are ordered by their keys.
+        if not reading.by_index - {"text"}:
             return exact, reading
         if "filter_0" in statement.values:  # bound by compile_filter
             exactly = self.explain(exact)
@@ -92,9 +93,12 @@ class Plans:
             and {each.get("Index Name") for each in walk_plan(node)} - {None, f"{attributes}_pkey"}
         ]
         num_filtered = max((int(node["Plan Rows"]) for node in served), default=None)
-        ordered = [node["Order By"] for node in nodes if "Order By" in node]
-        by_index = frozenset("sparse" if "sparse <#>" in order else "vector" for order in ordered)
-        if by_index:
+        ordered = [node["Order By"].split(" <")[0] for node in nodes if "Order By" in node]
+        by_index = frozenset(
+            next((name for name in ("sparse", "text") if column.endswith(name)), "vector")
+            for column in ordered
+        )
+        if by_index - {"text"}:
             num_unindexed = count_unindexed(self._connection, table) if "sparse" in by_index else None
             return PlannedReading(by_index, None, num_filtered, num_unindexed)
         scans = [node for node in ranked if node["Node Type"] == "Seq Scan"]

@@ -35,16 +35,19 @@ NEAREST: Final = """
 NEAREST_OF_PARTS: Final = f"""
     SELECT key, distance FROM ({{parts}}) AS parts ORDER BY {SORTED} LIMIT CAST(:num_ranked AS bigint)
 """
-# Rows that contain all words, ranked by cover density: how close together the words are. Normalization 1 divides it by
-# the logarithm of the text's length. The collection's language decides the stop words; "quotes", or and - work as in a
-# web search engine.
+# Rows that contain all words. The collection's language decides the stop words; "quotes", or and - work as in a web
+# search engine.
+WORDS: Final = "websearch_to_tsquery(CAST(:language AS regconfig), CAST(:words AS text))"
 WORDED: Final = f"""
-    SELECT attributes.key, -CAST(ts_rank_cd(attributes.search, {{words}}, 1) AS float8) AS distance
+    SELECT attributes.key, {{distance}} AS distance
       FROM vectormill.{{attributes}} AS attributes
-     WHERE attributes.search @@ {{words}} AND {{condition}}
+     WHERE attributes.search @@ {WORDS} AND {{condition}}
      ORDER BY distance, attributes.{BY_KEY} LIMIT CAST(:num_ranked AS bigint) OFFSET CAST(:num_skipped AS bigint)
 """
-WORDS: Final = "websearch_to_tsquery(CAST(:language AS regconfig), CAST(:words AS text))"
+# Cover density, by which they are ranked, is how close together the words are; normalization 1 divides it by the
+# logarithm of the text's length. BM25 is the order of an index, which ends after 100,000 rows.
+COVER_DENSITY: Final = f"-CAST(ts_rank_cd(attributes.search, {WORDS}, 1) AS float8)"
+BM25: Final = "(attributes.text <@> to_bm25query(CAST(:words AS text), CAST(:bm25 AS text)))"
 
 # Postgres sorts NaN, the cosine distance of a vector without a direction, behind all numbers. Such rows, which only
 # former releases stored, are left out of every ranking, as they are out of an index.
@@ -125,7 +128,7 @@ class Depth:
 
     `num_ranked` is the number of rows of each ranking, None for all. With `is_exact` the distance is written so that no
     vector index matches it, and every row that passes the filter is compared. With `in_parts` the rows of a query in
-    parts are found by an index on each part.
+    parts are found by an index on each part, and those with words by BM25's.
     """
 
     num_ranked: int | None
@@ -138,13 +141,14 @@ class Ranking:
     """The rows of a search in their order.
 
     `queries` has a query for each of the search's outputs that make a ranking; `language`, a regconfig, is needed for
-    words.
+    words, and `bm25` is their index, if they are ranked by it.
     """
 
     generation: Generation
     search: Search
     queries: Mapping[str, QueryVector]
     language: str | None
+    bm25: str | None = None
 
     def write_page(self, depth: Depth) -> Statement:
         """Return the SQL statement of the page of the search."""
@@ -168,8 +172,9 @@ class Ranking:
             values |= query.values | own_values
             rankings[name] = write_nearest(self.generation, query, condition, own, depth), query.score
         if search.reads_words:
-            values |= {"words": search.words, "language": self.language}
-            worded = WORDED.format(**names, words=WORDS, condition=condition.sql)
+            values |= {"words": search.words, "language": self.language, "bm25": self.bm25}
+            distance = COVER_DENSITY if not self.bm25 else BM25 if depth.in_parts else f"{BM25} + 0"
+            worded = WORDED.format(**names, distance=distance, condition=condition.sql)
             rankings["text"] = worded, "-distance"
         if len(rankings) == 1:
             ((name, (ranking, score)),) = rankings.items()

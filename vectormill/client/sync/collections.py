@@ -116,6 +116,7 @@ class CollectionCalls(ExportTransport):
         memory_bytes: int | None = None,
         filters: Sequence[str] | None = None,
         multi_vector_codes: int | None = None,
+        bm25: bool | None = None,
         rebuild: bool = False,
         drop: bool = False,
     ) -> RunBody:
@@ -123,7 +124,7 @@ class CollectionCalls(ExportTransport):
 
         `policy` is auto, hnsw or none. `filters` lists all metadata fields that are to have an index. With 2
         `multi_vector_codes` the run turns multi-vectors into residual codes; with 0 new rows keep halves.
-        Arguments that are None keep their value. `wait_run` follows the run.
+        `bm25` ranks words by BM25. Arguments that are None keep their value. `wait_run` follows the run.
         """
         body = {
             "policy": policy,
@@ -133,6 +134,7 @@ class CollectionCalls(ExportTransport):
             "memory_bytes": memory_bytes,
             "filters": None if filters is None else list(filters),
             "multi_vector_codes": multi_vector_codes,
+            "bm25": bm25,
             "rebuild": rebuild or None,
             "drop": drop or None,
         }
