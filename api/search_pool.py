@@ -11,12 +11,13 @@ from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
 import psycopg
 from fastapi.concurrency import run_in_threadpool
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
 from vectormill.coalescer import CallNotStarted, Coalescer
@@ -67,12 +68,20 @@ class Call:
         with self._engine.connect() as connection:
             self._driver = driver_of(connection)
             try:
-                if find_generation(connection, self._generation.collection) != self._generation:
-                    raise GenerationChanged
-                return find_matches(connection, self._generation, self._searches, self._deadline)
+                return find_matches(
+                    connection,
+                    self._generation,
+                    self._searches,
+                    self._deadline,
+                    partial(self._check, connection),
+                )
             finally:
                 with self._lock:
                     self._driver = None
+
+    def _check(self, connection: Connection) -> None:
+        if find_generation(connection, self._generation.collection) != self._generation:
+            raise GenerationChanged
 
     def stop(self) -> None:
         """End the call and its statement. The lock keeps the connection from serving another call meanwhile."""

@@ -179,7 +179,7 @@ class Coalescer(Generic[KeyT, Question, Answer]):
         task: "asyncio.Task[None]",
         _: "asyncio.Future[Answer]",
     ) -> None:
-        if all(waiting.answer.cancelled() for waiting in together):
+        if all(waiting.answer.done() for waiting in together):
             task.cancel()
 
     def _take(self, key: KeyT) -> list[Caller[Question, Answer]]:

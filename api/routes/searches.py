@@ -25,11 +25,13 @@ from vectormill.collections.generations import find_spec
 from vectormill.domain.encoding import DOT
 from vectormill.domain.errors import (
     Conflict,
+    EncodingTimeout,
     InvalidOption,
     InvalidSubmission,
     ItemNotFound,
     ModelError,
     NotFound,
+    QueryLost,
     SpecMismatch,
     UnknownModel,
 )
@@ -57,6 +59,8 @@ FEW_MATCHES: Final = 20
 # The largest float16, the type in which vectors of tokens are stored.
 LARGEST_NUMBER: Final = float(np.finfo(np.float16).max)
 
+# Errors of which a generation that is no longer live may be the reason.
+STALE: Final = (InvalidSubmission, NotFound, Conflict, ModelError, EncodingTimeout, QueryLost)
 # A collection may have another live generation so often while one search begins.
 MOST_SWAPS: Final = 3
 
@@ -96,7 +100,7 @@ async def search_collection(
     for _ in range(MOST_SWAPS):
         try:
             return await find_nearest(asked, generation, resources, deadline, is_small=is_small)
-        except (GenerationChanged, Problem, InvalidSubmission, NotFound, Conflict, ModelError) as error:
+        except (GenerationChanged, Problem, *STALE) as error:
             # The remembered generation may have been the reason. If it still is the live one, it was not.
             live = await resources.searches.find_generation(name, afresh=True)
             if live == generation and not isinstance(error, GenerationChanged):
@@ -241,6 +245,8 @@ def read_sparse(
             f"sparse has the place {place}, but the vocabulary of collection {generation.collection!r} has places "
             f"from 0 to {dimensions - 1:,}."
         )
+    if min(weights.values(), default=0) < 0:
+        raise InvalidOption("sparse has negative weights, which no row of a collection has; leave them out.")
     places = sorted(place for place, weight in weights.items() if weight != 0)
     check_amount("sparse", len(places), "weights other than 0", MAX_WEIGHTS)
     return np.array(places, np.uint32), check_numbers("sparse", [weights[place] for place in places])

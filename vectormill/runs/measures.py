@@ -14,7 +14,7 @@ from vectormill.collections.collection import RECORDS, Generation
 from vectormill.collections.index_plan import choose_comparison
 from vectormill.domain.encoding import FLOAT16, FLOAT32, INT8
 from vectormill.domain.task import DENSE, RAW, SCORE, SIGMOID, SOFTMAX, TANH
-from vectormill.search.matches import PREPARE_SEARCH
+from vectormill.search.matches import PREPARE_SEARCH, find_own_candidates
 from vectormill.search.search import choose_num_candidates
 from vectormill.vectors.vector_types import choose_vector_type
 
@@ -186,7 +186,8 @@ def find_nearest(
     statement = FIND_NEAREST.format(distance=distance, table=generation.table_name)
     key, query = row
     values: dict[str, Any] = {"query": query, "limit": limit + 1}
-    settings = {"timeout": "0", "num_candidates": choose_num_candidates(limit), "is_chosen": False}
+    num_candidates = max(choose_num_candidates(limit), find_own_candidates(connection))
+    settings = {"timeout": "0", "num_candidates": num_candidates}
     connection.execute(PREPARE_SEARCH, settings)
     connection.execute(READ_EVERY_ROW if is_exact else READ_THE_INDEX)
     rows = connection.execute(text(statement), values).all()

@@ -16,8 +16,8 @@ thousand rows, planning and the round trip of a statement cost as much as the se
 
 import functools
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -48,7 +48,6 @@ from vectormill.search.query_vectors import (
 )
 from vectormill.search.rankings import Depth, Ranking, Statement, count_ranked, write_given, write_round
 from vectormill.search.search import (
-    BY_TEXT,
     BY_VECTOR,
     DEPTH,
     MAX_OFFSET,
@@ -74,24 +73,25 @@ OVER: Final = "the time of the request was over before this search ended"
 # This share of the time, and at most so many seconds, is left for the page of what was found until then.
 PAGE_SHARE: Final = 0.1
 MOST_PAGE_SECONDS: Final = 1.0
-# A statement may end so much later than the deadline, which saves a round trip for each.
-SLACK_SECONDS: Final = 0.1
+# A statement may end later than the deadline by this share of the time, or by a tenth of a second, which saves a round
+# trip for each.
+SLACK_SHARE: Final = 0.05
+LEAST_SLACK_SECONDS: Final = 0.1
 
 # A query is its dense vector, or several outputs.
 Query = npt.NDArray[np.float32] | Representations | None
 SearchWithVector = tuple[Search, Query]
 
 # These settings last until the transaction ends. The time-out ends a statement at the deadline. The iterative scan lets
-# an index return more rows than its candidates; relaxed order is enough, since the statement sorts the rows. A larger
-# ef_search in the server's settings stays, unless the search has its own. Custom plans make sure that the explained
-# plan is the one that runs.
+# an index return more rows than its candidates; relaxed order is enough, since the statement sorts the rows. Custom
+# plans make sure that the explained plan is the one that runs.
 PREPARE_SEARCH: Final = text("""
     SELECT set_config('statement_timeout', :timeout, true),
            set_config('hnsw.iterative_scan', 'relaxed_order', true),
-           set_config('hnsw.ef_search', CAST(greatest(CAST(:num_candidates AS integer), CASE WHEN NOT :is_chosen
-               THEN CAST(nullif(current_setting('hnsw.ef_search', true), '') AS integer) END) AS text), true),
+           set_config('hnsw.ef_search', CAST(CAST(:num_candidates AS integer) AS text), true),
            set_config('plan_cache_mode', 'force_custom_plan', true)
 """)
+FIND_CANDIDATES: Final = text("SELECT nullif(current_setting('hnsw.ef_search', true), '')")
 
 # When nothing was found, so many fields are looked for in so many rows: some milliseconds at most.
 MOST_FIELDS_SOUGHT: Final = 10
@@ -147,19 +147,23 @@ def find_matches(
     generation: Generation,
     searches: Sequence[SearchWithVector],
     deadline: Deadline | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> list[SearchAnswer]:
     """Return the nearest rows of each search, best first. A search by vector comes with finite float32 [dimensions].
 
     Nearest means the highest cosine similarity, or the largest inner product if the collection compares by it; of bits
     it is the cosine of the signs, 1 - 2 × the share that differs. With an HNSW index (pgvector 0.8 or newer) the rows
-    are approximately the nearest, but never fewer. By default there are 30 seconds for all searches together. Raise
-    SearchTimeout if the deadline comes before anything is found (without an index a search reads every row),
-    InvalidOption, TextsNotKept, ItemNotFound, and Conflict if the generation is removed meanwhile.
+    are approximately the nearest, but never fewer. By default there are 30 seconds for all searches together, and for
+    `check`, which is called first. Raise SearchTimeout if the deadline comes before anything is found (without an index
+    a search reads every row), InvalidOption, TextsNotKept, ItemNotFound, Conflict if the generation is removed
+    meanwhile, and the errors of `check`.
     """
     for search, _ in searches:
         check_search(search)
     finder = Finder(connection, generation, deadline or Deadline(30.0))
     found: list[SearchAnswer | None] = [None] * len(searches)
+    with finder.explaining(searches[0][0]):
+        check()
     try:
         for places in divide_into_rounds([search for search, _ in searches]):
             if len(places) > 1:
@@ -213,16 +217,17 @@ class Finder:
         self._generation = generation
         self._deadline = deadline
         self._plans = Plans(connection, generation)
-        self._prepared: dict[str, int] | None = None
+        self._num_candidates: int | None = None  # as prepared, with the time that was left then
         self._prepared_seconds = 0.0
         self._is_aborted = False  # True after a time-out, until the transaction is rolled back
+        self._slack_seconds = max(SLACK_SHARE * deadline.seconds, LEAST_SLACK_SECONDS)
         self._page_seconds = min(PAGE_SHARE * deadline.seconds, MOST_PAGE_SECONDS)
 
     def find_round(self, searches: Sequence[SearchWithVector]) -> list[SearchAnswer | None]:
         """Run the searches of one round in one statement. The result is None for each search that must run alone."""
         first, _ = searches[0]
         embeddings = [embedding for _, embedding in searches if isinstance(embedding, np.ndarray)]
-        with self._explaining(first):
+        with self.explaining(first):
             queries = make_query_vector(self._connection, self._generation, embeddings)
             if queries is None:
                 return [SearchAnswer(data=[], num_rows_read=0) for _ in searches]
@@ -242,10 +247,11 @@ class Finder:
 
     def find_one(self, search: Search, query: Query) -> SearchAnswer:
         """Run one search, with more candidates and in the end with all of them, until its page is full."""
-        with self._explaining(search):
+        with self.explaining(search):
             asked = self._connection, self._generation, search
             words = find_language(*asked) if search.reads_words else (None, None)
             document = None
+            self._prepare(search)
             if search.like is not None and set(search.outputs) - {DENSE}:
                 query, document = find_representations(self._connection, self._generation, search.like)
             queries = make_queries(*asked, query, document)
@@ -260,20 +266,27 @@ class Finder:
                     break
                 if not (depth.is_exact or depth.in_parts or found.reading.by_index & {"sparse", "text"}):
                     continue  # the statement would be the last one
-                shortage, tried = found.shortage, depth
-                try:
-                    found = self._try(ranking, query, document, depth)
-                except SearchTimeout:
+                more, shortage = None, found.shortage
+                with suppress(SearchTimeout):
+                    more = self._try(ranking, query, document, depth)
+                if more is None and not found.rows:
+                    raise self._make_timeout()
+                if more is None or (more.incomplete_because and len(more.rows) < len(found.rows)):
                     reason = f"{shortage}, and there was no time to read more"
                     found = replace(found, incomplete_because=reason)
-                else:
-                    repeated_because = None if depth.in_parts or search.mode == BY_TEXT else shortage
-            differ = self._compare_pages(ranking, found, is_first=tried is depths[0])
+                    break
+                if found.reading.by_index and not depth.in_parts:
+                    repeated_because = shortage
+                found, tried = more, depth
+            differ = None
+            with suppress(SearchTimeout), self.explaining(search):
+                differ = self._compare_pages(ranking, found, is_first=tried is depths[0])
             return self._tell(found, repeated_because, differ)
 
     def _try(self, ranking: Ranking, query: Query, document: str | None, depth: Depth) -> Found:
         """Return the page that the rankings of this depth give. Raise SearchTimeout if nothing is found in time."""
         search = ranking.search
+        self._prepare(search)
         if isinstance(query, Representations) and MULTI_VECTOR in search.outputs:
             return self._score(ranking, query.vectors, document, depth)
         statement, reading = self._plans.choose(ranking.write_page, depth)
@@ -293,18 +306,22 @@ class Finder:
         best = BestRows(search.num_wanted, by_document=search.by_document)
         try:
             # What was found in the savepoint outlives a time-out.
-            with self._connection.begin_nested(), self._explaining(search):
+            with self._connection.begin_nested(), self.explaining(search, self._page_seconds):
                 for _ in score_rows(
                     self._connection, self._generation, search, query, candidates, document, best
                 ):
-                    self._prepare(search, spare_seconds=self._page_seconds)
+                    self._prepare(search, self._page_seconds)
         except SearchTimeout:
             if not best.num_seen:
                 raise
-            self._prepared, self._is_aborted = None, False
-            whole = f"about {reading.num_rows_read:,}" if reading.num_rows_read else "all"
-            incomplete_because = f"there was only time for {best.num_seen:,} of {whole} rows"
+            self._is_aborted = False
+            whole = f"about {reading.num_rows_read:,} rows" if reading.num_rows_read else "all rows"
+            whole = "the candidates" if candidates is not None else whole
+            incomplete_because = f"there was only time to compare {best.num_seen:,} of {whole}"
             reading = replace(reading, num_rows_read=best.num_seen)
+        self._num_candidates = (
+            None  # The page has the time that was spared, and what was set in the savepoint is gone.
+        )
         rows = self._run(search, write_given(self._generation, search, best.read_scores()))
         return Found(search, depth.num_ranked, rows, reading, best.counts, incomplete_because)
 
@@ -320,30 +337,34 @@ class Finder:
         seconds = self._deadline.seconds_left - spare_seconds
         if seconds <= 0 or self._is_aborted:
             raise self._make_timeout()
-        wanted = {"num_candidates": search.num_candidates, "is_chosen": search.ef_search is not None}
-        if wanted != self._prepared or seconds < self._prepared_seconds - SLACK_SECONDS:
-            settings = wanted | {"timeout": f"{math.ceil(1000 * seconds)}ms"}
+        num_candidates = search.num_candidates
+        if search.ef_search is None:  # a larger ef_search in the server's settings stays
+            num_candidates = max(num_candidates, find_own_candidates(self._connection))
+        if num_candidates != self._num_candidates or self._prepared_seconds - seconds > self._slack_seconds:
+            settings = {"num_candidates": num_candidates, "timeout": f"{math.ceil(1000 * seconds)}ms"}
             self._connection.execute(PREPARE_SEARCH, settings).all()
-            self._prepared, self._prepared_seconds = wanted, seconds
+            self._num_candidates, self._prepared_seconds = num_candidates, seconds
 
     def _compare_pages(self, ranking: Ranking, found: Found, *, is_first: bool) -> str | None:
         """Return the reason why the page may have rows of the pages before it, or miss some; None for a first page."""
-        search = ranking.search
-        if not search.offset or found.incomplete_because or not search.num_rankings:
+        search, by_index = ranking.search, found.reading.by_index - {"text"}
+        if not (search.offset and search.num_rankings and found.rows) or found.incomplete_because:
             return None
         before = replace(search, offset=0)
-        first = replace(ranking, search=before)
+        first, depth = replace(ranking, search=before), plan_attempts(before)[0]
         write = first.write_candidates if MULTI_VECTOR in search.outputs else first.write_page
-        _, reading = self._plans.choose(write, plan_attempts(before)[0])
-        by_index = found.reading.by_index - {"text"}
+        _, reading = self._plans.choose(write, depth)
+        first_by_index = reading.by_index - {"text"}
+        is_whole = (
+            not by_index and depth.num_ranked is not None and max(found.counts.values()) < depth.num_ranked
+        )
         is_alike = is_first and (before.tier == search.tier or search.is_sliced)
         is_alike &= not by_index or before.num_candidates == search.num_candidates
-        if by_index == reading.by_index - {"text"} and (is_alike or not (by_index or search.needs_depth)):
+        if by_index == first_by_index and (is_alike or is_whole or not (by_index or search.needs_depth)):
             return None
-        return (
-            "this page was cut from more rows than the first one, or these were found in another way; a larger limit "
-            "without an offset gives one list"
-        )
+        if by_index != first_by_index:
+            return "an index found the rows of this page or those of the first one, and not both"
+        return "this page was cut from longer rankings than the first one"
 
     def _tell(
         self, found: Found, repeated_because: str | None = None, pages_differ_because: str | None = None
@@ -364,8 +385,9 @@ class Finder:
         elif not matches and search.condition is not None:
             fields = {"fields": sorted(list_fields(search.condition))[:MOST_FIELDS_SOUGHT]}
             sought = FIND_MISSING_FIELDS.format(attributes=attributes_name(self._generation.id))
-            missing = list(self._connection.execute(read_statement(sought), fields).scalars())
-            answer |= {"missing_fields": missing} if missing else {}
+            with suppress(SearchTimeout), self.explaining(search):
+                missing = list(self._connection.execute(read_statement(sought), fields).scalars())
+                answer |= {"missing_fields": missing} if missing else {}
         if pages_differ_because is not None:
             answer["pages_differ_because"] = pages_differ_because
         return answer
@@ -373,19 +395,19 @@ class Finder:
     def _make_timeout(self) -> SearchTimeout:
         name = self._generation.collection
         return SearchTimeout(
-            f"Searching {name!r} took more than {self._deadline.seconds:g} s and was stopped. Without an index every "
-            f"row is read: `vectormill collections index {name}` says why there is none, and with `--policy hnsw "
-            "--wait` builds one."
+            f"Searching {name!r} took more than {self._deadline.seconds:g} s and was stopped before anything was "
+            f"found. `vectormill collections index {name}` shows the indexes; without one every row is read, and "
+            "`--policy hnsw --wait` builds one."
         )
 
     @contextmanager
-    def _explaining(self, search: Search) -> Iterator[None]:
+    def explaining(self, search: Search, spare_seconds: float = 0.0) -> Iterator[None]:
         """Prepare the search, and run the block.
 
         Raise SearchTimeout for a cancelled statement of the block, and Conflict for a table that no longer exists.
         """
         try:
-            self._prepare(search)
+            self._prepare(search, spare_seconds)
             yield
         except (DBAPIError, psycopg.Error) as error:
             cause = error.orig if isinstance(error, DBAPIError) else error
@@ -398,6 +420,14 @@ class Finder:
                     f"The generation of {name!r} was removed during the search; search again."
                 ) from error
             raise
+
+
+def find_own_candidates(connection: Connection) -> int:
+    """Return hnsw.ef_search of the server's settings, or 0; it is read once per connection, before it is set."""
+    if "ef_search" not in connection.info:
+        connection.info["ef_search"] = int(connection.execute(FIND_CANDIDATES).scalar_one() or 0)
+    own: int = connection.info["ef_search"]
+    return own
 
 
 def plan_attempts(search: Search) -> list[Depth]:

@@ -85,6 +85,7 @@ def test_a_search_takes_three_statements_and_two_of_the_same_kind_no_more(engine
     query = vector_of(ITEMS[0].text)
     with engine.connect() as connection:
         generation = find_generation(connection, "docs")
+        find_matches(connection, generation, [(Search(), query)])  # what is looked up once per connection
         event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
         find_matches(connection, generation, [(Search(), query)])
         assert len(statements) == 3  # settings, plan, rows
