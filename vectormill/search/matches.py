@@ -267,7 +267,7 @@ class Finder:
                 if not (depth.is_exact or depth.in_parts or found.reading.by_index & {"sparse", "text"}):
                     continue  # the statement would be the last one
                 more, shortage = None, found.shortage
-                with suppress(SearchTimeout):
+                with suppress(SearchTimeout), self.explaining(search):
                     more = self._try(ranking, query, document, depth)
                 if more is None and not found.rows:
                     raise self._make_timeout()
@@ -319,9 +319,8 @@ class Finder:
             whole = "the candidates" if candidates is not None else whole
             incomplete_because = f"there was only time to compare {best.num_seen:,} of {whole}"
             reading = replace(reading, num_rows_read=best.num_seen)
-        self._num_candidates = (
-            None  # The page has the time that was spared, and what was set in the savepoint is gone.
-        )
+        # The page has the time that was spared, and what was set in the savepoint is gone.
+        self._num_candidates = None
         rows = self._run(search, write_given(self._generation, search, best.read_scores()))
         return Found(search, depth.num_ranked, rows, reading, best.counts, incomplete_because)
 

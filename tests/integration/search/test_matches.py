@@ -16,9 +16,11 @@ from tests.searched import LONG_DOCUMENT, NUM_ROWS, Searched, describe_row, sear
 from tests.services import connected_engine
 from vectormill.db.plans import walk_plan
 from vectormill.domain.errors import InvalidOption, ItemNotFound, TextsNotKept
+from vectormill.search.deadline import Deadline
 from vectormill.search.filter import parse_filter
 from vectormill.search.filters import compile_filter, name_filter_index, name_text_index
-from vectormill.search.matches import find_matches
+from vectormill.search.matches import Finder, find_matches
+from vectormill.search.rankings import Statement
 from vectormill.search.search import Search
 
 ONE_PERCENT = {"part": 7}
@@ -336,3 +338,25 @@ def test_what_an_answer_tells_of_its_search_is_what_the_plans_of_postgres_did(
     known = {"nosuch"} if search.condition == parse_filter({"nosuch": 4}) else set()
     assert set(told.get("missing_fields", ())) == known
     assert "incomplete_because" not in told
+
+
+def test_what_an_attempt_found_is_kept_when_the_next_one_is_ended(
+    searched: Searched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+
+    def run(self: Finder, search: Search, statement: Statement) -> Any:
+        runs.append(statement)
+        return run_one(self, search, statement if len(runs) == 1 else Statement("SELECT pg_sleep(60)", {}))
+
+    run_one = Finder._run
+    monkeypatch.setattr(Finder, "_run", run)
+    with searched.engine.connect() as connection:
+        for setting in (*FORCE_INDEX, "hnsw.max_scan_tuples = 200"):
+            connection.execute(text(f"SET LOCAL {setting}"))
+        searches = [(Search(limit=40, condition=SHELF["condition"]), searched.vectors[3])]
+        (told,) = find_matches(connection, searched.generation(), searches, Deadline(1.0))
+    assert len(runs) == 2
+    assert 0 < len(told["data"]) < 40
+    assert "the index returned only" in told["incomplete_because"]
+    assert "no time" in told["incomplete_because"]
