@@ -45,6 +45,7 @@ from vectormill.problems import ApiError as ApiError
 from vectormill.problems import ApiFailure as ApiFailure
 from vectormill.problems import ApiUnreachable as ApiUnreachable
 from vectormill.problems import WaitTimeout as WaitTimeout
+from vectormill.runs.operations import RunArguments as RunArguments
 from vectormill.runs.operations import RunBody as RunBody
 from vectormill.schedules.operations import ScheduleBody as ScheduleBody
 from vectormill.schedules.operations import ScheduledRunBody as ScheduledRunBody
