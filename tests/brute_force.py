@@ -93,7 +93,9 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Ranked:
-    """What a search finds: the best rows in order, by document one of each, and from them the page.
+    """The rows that a search ranks, and the page that is cut from them.
+
+    `best` are their keys in order; a search by document has only the best row of each document there.
 
     `scores` has all rows that were ranked, and `ranks` their ranks in each ranking, from 1. `is_complete` says that no
     ranking ended too early to fill the page. `is_rounded` says that the order of equal scores is left to rounding.

@@ -305,7 +305,7 @@ class Finder:
             reading = PlannedReading(frozenset(), num_rows, None)
         best = BestRows(search.num_wanted, by_document=search.by_document)
         try:
-            # What was found in the savepoint outlives a time-out.
+            # After a time-out only the savepoint is rolled back, so the page of the best rows can still be read.
             with self._connection.begin_nested(), self.explaining(search, self._page_seconds):
                 for _ in score_rows(
                     self._connection, self._generation, search, query, candidates, document, best
