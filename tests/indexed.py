@@ -86,7 +86,9 @@ def start_run(
 
 
 def indexes_of(engine: Engine, generation: Generation) -> list[FoundIndex]:
-    return ask(engine, find_indexes, generation.id)
+    """Return the indexes that depend on settings; that on the documents of passages is always there."""
+    found = ask(engine, find_indexes, generation.id)
+    return [index for index in found if index.name != f"{generation.table_name}_attributes_document"]
 
 
 def names_of(engine: Engine, generation: Generation) -> list[str]:

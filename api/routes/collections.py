@@ -34,7 +34,7 @@ from vectormill.collections.descriptions import (
     list_collection_rows,
 )
 from vectormill.collections.exports import Inclusion, find_exported, read_pages
-from vectormill.collections.generation_tables import table_name
+from vectormill.collections.generation_tables import attributes_name, table_name
 from vectormill.collections.generations import find_generation_by_id
 from vectormill.collections.index_plan import IndexSettings
 from vectormill.collections.indexes import find_indexes, find_progress, find_wishes, plan_for, set_wishes
@@ -261,7 +261,9 @@ def get_index(resources: ResourcesDependency, connection: Connection, name: Coll
     """Return the existing indexes, what would be built now and why, and the progress of a build."""
     generation = find_generation(connection, name)
     outlook = plan_for(connection, generation, resources.settings, {})
-    indexes = find_indexes(connection, generation.id)
+    # The index on the documents of passages is made and dropped with its table, whatever the settings are.
+    fixed = f"{attributes_name(generation.id)}_document"
+    indexes = [index for index in find_indexes(connection, generation.id) if index.name != fixed]
     progress = find_progress(connection, generation.id)
     return describe(
         IndexBody,

@@ -16,7 +16,10 @@ from sqlalchemy.exc import OperationalError
 from vectormill.collections.generation_tables import table_name
 from vectormill.collections.indexes import (
     COUNTED_BYTES,
+    INDEX_STATE,
     BuildProgress,
+    FoundIndex,
+    find_indexes,
     find_progress,
     find_wishes,
 )
@@ -24,7 +27,7 @@ from vectormill.db.locks import limit_time
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, SearchTimeout
 from vectormill.jobs.job import OPEN_JOB_STATES
-from vectormill.runs.run import GOOD_RUN_STATES, OPEN_RUN_STATES
+from vectormill.runs.run import IS_SYNC, OPEN_RUN_STATES
 
 # A description shows the newest runs and open jobs up to these limits, since people read it.
 MOST_RUNS: Final = 5
@@ -36,10 +39,7 @@ MOST_WAITING_CHANGES: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class GenerationDescription:
-    """A generation with its size. `num_rows` is an estimate of Postgres; bytes are those on disk, with TOAST.
-
-    `indexes` are rows of LIST_INDEXES.
-    """
+    """A generation with its size. `num_rows` is an estimate of Postgres; bytes are those on disk, with TOAST."""
 
     id: int
     state: str
@@ -53,7 +53,7 @@ class GenerationDescription:
     table_bytes: int
     index_bytes: int
     attribute_bytes: int
-    indexes: Sequence[Row[Any]]
+    indexes: list[FoundIndex]
 
     @property
     def num_bytes(self) -> int:
@@ -145,8 +145,7 @@ LIST_COLLECTIONS = f"""
              WHERE collection_id = collections.id) AS num_bytes,
            (SELECT count(*) FROM vectormill.generations WHERE collection_id = collections.id) AS num_generations,
            (SELECT finished_at FROM vectormill.runs
-             WHERE collection_id = collections.id AND kind = 'reindex' AND NOT options ? 'carry_from'
-               AND state IN {GOOD_RUN_STATES}
+             WHERE collection_id = collections.id AND {IS_SYNC}
              ORDER BY created_at DESC LIMIT 1) AS synced_at
       FROM vectormill.collections
       JOIN vectormill.generations AS live ON live.collection_id = collections.id AND live.state = 'live'
@@ -196,23 +195,6 @@ LIST_GENERATIONS = """
      ORDER BY generation.id DESC
 """
 
-# Primary keys are left out. An index that is being built concurrently is in the catalog already, but not yet valid.
-LIST_INDEXES = text("""
-    SELECT generation.id AS generation_id, own.relname AS name, method.amname AS method,
-           CASE WHEN index.indisvalid THEN 'ready'
-                WHEN EXISTS (SELECT 1 FROM pg_stat_progress_create_index WHERE index_relid = index.indexrelid)
-                THEN 'building' ELSE 'invalid' END AS state,
-           pg_get_indexdef(index.indexrelid) AS definition, pg_relation_size(index.indexrelid) AS num_bytes
-      FROM vectormill.generations AS generation
-      JOIN pg_index AS index ON index.indrelid IN (
-               to_regclass('vectormill.generation_' || generation.id),
-               to_regclass('vectormill.generation_' || generation.id || '_attributes'))
-      JOIN pg_class AS own ON own.oid = index.indexrelid
-      JOIN pg_am AS method ON method.oid = own.relam
-     WHERE generation.collection_id = :id AND NOT index.indisprimary
-     ORDER BY own.relname
-""")
-
 LIST_RUNS = text("""
     SELECT id, kind, state, CASE WHEN finished_at IS NULL THEN phase END AS phase, num_seen, num_failed, job_id, error,
            created_at, finished_at
@@ -221,7 +203,7 @@ LIST_RUNS = text("""
 
 FIND_LAST_SYNC = text(f"""
     SELECT id, finished_at, num_seen, num_failed, job_id FROM vectormill.runs
-     WHERE collection_id = :id AND kind = 'reindex' AND state IN {GOOD_RUN_STATES}
+     WHERE collection_id = :id AND {IS_SYNC}
      ORDER BY created_at DESC LIMIT 1
 """)
 
@@ -292,14 +274,13 @@ def describe_collection(
 
 
 def _list_generations(connection: Connection, collection_id: int) -> list[GenerationDescription]:
-    indexes: dict[int, list[Row[Any]]] = {}
-    for row in connection.execute(LIST_INDEXES, {"id": collection_id}):
-        indexes.setdefault(row.generation_id, []).append(row)
+    rows = connection.execute(_with_estimate(LIST_GENERATIONS), {"id": collection_id}).all()
     return [
         GenerationDescription(
-            **(row._asdict() | {"spec": EncodingSpec.from_json(row.spec)}), indexes=indexes.get(row.id, [])
+            **(row._asdict() | {"spec": EncodingSpec.from_json(row.spec)}),
+            indexes=find_indexes(connection, row.id),
         )
-        for row in connection.execute(_with_estimate(LIST_GENERATIONS), {"id": collection_id})
+        for row in rows
     ]
 
 
@@ -372,8 +353,7 @@ LIST_STANDINGS = text(f"""
       FROM vectormill.collections
       LEFT JOIN vectormill.sources ON sources.collection_id = collections.id
       LEFT JOIN LATERAL (SELECT num_seen, num_failed FROM vectormill.runs
-                          WHERE collection_id = collections.id AND kind = 'reindex'
-                            AND state IN {GOOD_RUN_STATES}
+                          WHERE collection_id = collections.id AND {IS_SYNC}
                           ORDER BY created_at DESC LIMIT 1) AS sync ON true
       LEFT JOIN LATERAL (SELECT id, kind, state, phase FROM vectormill.runs
                           WHERE collection_id = collections.id
@@ -382,16 +362,13 @@ LIST_STANDINGS = text(f"""
       LEFT JOIN LATERAL (SELECT changed_at FROM vectormill.source_changes
                           WHERE collection_id = collections.id ORDER BY collection_id, id LIMIT 1) AS change ON true
       LEFT JOIN vectormill.generations AS live ON live.collection_id = collections.id AND live.state = 'live'
-      LEFT JOIN LATERAL (SELECT CASE WHEN index.indisvalid THEN 'ready'
-                                     WHEN EXISTS (SELECT 1 FROM pg_stat_progress_create_index
-                                                   WHERE index_relid = index.indexrelid) THEN 'building'
-                                     ELSE 'invalid' END AS state
-                           FROM pg_index AS index
-                           JOIN pg_class AS own ON own.oid = index.indexrelid
+      LEFT JOIN LATERAL (SELECT {INDEX_STATE} AS state
+                           FROM pg_index AS entry
+                           JOIN pg_class AS own ON own.oid = entry.indexrelid
                            JOIN pg_am AS method ON method.oid = own.relam
-                          WHERE index.indrelid = to_regclass('vectormill.generation_' || live.id)
+                          WHERE entry.indrelid = to_regclass('vectormill.generation_' || live.id)
                             AND method.amname IN ('hnsw', 'ivfflat')
-                          ORDER BY index.indisvalid DESC LIMIT 1) AS vector_index ON true
+                          ORDER BY entry.indisvalid DESC LIMIT 1) AS vector_index ON true
      WHERE collections.id = ANY(CAST(:ids AS bigint[]))
 """)
 

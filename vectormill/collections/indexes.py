@@ -50,7 +50,8 @@ COUNTED_BYTES: Final = 64 << 20
 class FoundIndex:
     """One index of a generation, as the catalog of Postgres describes it. No query uses an index that is not valid.
 
-    `is_ours` is true for an index that Vectormill made; an index that somebody made by hand is never changed.
+    `state` is ready, building or invalid, and `definition` the statement that would create it. `is_ours` is true for
+    an index that Vectormill makes and drops by the collection's settings; any other is never changed.
     """
 
     name: str
@@ -62,18 +63,28 @@ class FoundIndex:
     options: Mapping[str, int]
     num_bytes: int
     last_used_at: datetime | None
+    state: str
+    definition: str
 
     @property
     def is_vector_index(self) -> bool:
         return self.method == "hnsw"
 
 
+# The state of an index that is a row `entry` of pg_index. One that is being built concurrently is there already.
+INDEX_STATE: Final = """
+    CASE WHEN entry.indisvalid THEN 'ready'
+         WHEN EXISTS (SELECT 1 FROM pg_stat_progress_create_index WHERE index_relid = entry.indexrelid)
+         THEN 'building' ELSE 'invalid' END
+"""
+
 # indclass counts from 0, unlike an array.
-LIST_INDEXES: Final = text("""
+LIST_INDEXES: Final = text(f"""
     SELECT class.relname AS name, home.relname AS table_name, method.amname AS method,
            operator_class.opcname AS operator_class, entry.indisvalid AND entry.indisready AS is_valid,
-           coalesce(class.reloptions, '{}') AS options, pg_relation_size(class.oid) AS num_bytes,
-           pg_stat_get_lastscan(class.oid) AS last_used_at
+           coalesce(class.reloptions, '{{}}') AS options, pg_relation_size(class.oid) AS num_bytes,
+           pg_stat_get_lastscan(class.oid) AS last_used_at, {INDEX_STATE} AS state,
+           pg_get_indexdef(class.oid) AS definition
       FROM pg_index AS entry
       JOIN pg_class AS class ON class.oid = entry.indexrelid
       JOIN pg_class AS home ON home.oid = entry.indrelid
@@ -85,9 +96,7 @@ LIST_INDEXES: Final = text("""
 
 
 def find_indexes(connection: Connection, generation_id: int) -> list[FoundIndex]:
-    """Return the indexes of a generation's tables, without primary keys and without the index on the documents of
-    passages, which is made and dropped with its table.
-    """
+    """Return the indexes of a generation's tables without primary keys, in the order of their names."""
     vectors, attributes = table_name(generation_id), attributes_name(generation_id)
     ours = (
         hnsw_prefix(generation_id),
@@ -111,9 +120,10 @@ def find_indexes(connection: Connection, generation_id: int) -> list[FoundIndex]
             else {},
             row.num_bytes,
             row.last_used_at,
+            row.state,
+            row.definition,
         )
         for row in rows
-        if row.name != f"{attributes}_document"
     ]
 
 

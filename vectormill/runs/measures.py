@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Engine, Row, text
 
 from vectormill.collections.collection import RECORDS, Generation
 from vectormill.collections.index_plan import choose_comparison
+from vectormill.collections.indexes import find_indexes
 from vectormill.domain.encoding import FLOAT16, FLOAT32, INT8
 from vectormill.domain.task import DENSE, RAW, SCORE, SIGMOID, SOFTMAX, TANH
 from vectormill.search.matches import PREPARE_SEARCH, find_own_candidates
@@ -128,17 +129,6 @@ def count_blocks(connection: Connection, generation: Generation) -> Row[Any]:
     return connection.execute(COUNT_BLOCKS, {"table": f"vectormill.{generation.table_name}"}).one()
 
 
-# The name of a valid index on the vectors of a generation.
-FIND_INDEX: Final = text("""
-    SELECT own.relname
-      FROM pg_index AS index
-      JOIN pg_class AS own ON own.oid = index.indexrelid
-      JOIN pg_am AS method ON method.oid = own.relam
-     WHERE index.indrelid = to_regclass(:table) AND index.indisvalid AND method.amname IN ('hnsw', 'ivfflat')
-     ORDER BY own.relname LIMIT 1
-""")
-
-
 # Samples whole blocks, as a sample of single rows would read every block. `share` is in percent.
 SAMPLE_ROWS: Final = """
     SELECT key, CAST(embedding AS text) AS embedding
@@ -210,9 +200,10 @@ def measure_recall(
     """
     if not generation.spec.has_output(DENSE) or generation.spec.vector_type == INT8:
         return None
+    served = choose_comparison(generation.spec).operator_class
     with engine.connect() as connection:
-        table = f"vectormill.{generation.table_name}"
-        index = connection.execute(FIND_INDEX, {"table": table}).scalar_one_or_none()
+        found = find_indexes(connection, generation.id)
+        index = next((each.name for each in found if each.is_valid and each.operator_class == served), None)
         if index is None:
             return None
         queries = sample_rows(connection, generation, max_queries)
@@ -229,11 +220,11 @@ def measure_recall(
         if len(exact) < limit:
             return None
         with engine.connect() as connection:
-            found = find_nearest(connection, generation, query, limit, is_exact=False)
+            near = find_nearest(connection, generation, query, limit, is_exact=False)
         worst = max(distance for _, distance in exact)
         worst += SAME_DISTANCE * max(1.0, abs(worst))
         num_wanted += limit
-        num_found += sum(distance <= worst for _, distance in found)
+        num_found += sum(distance <= worst for _, distance in near)
     return Recall(num_found / num_wanted, len(queries), limit, index) if num_wanted else None
 
 

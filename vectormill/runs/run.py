@@ -73,6 +73,10 @@ UNCLAIMED_RUN_STATES: Final = States(
 )
 STEERABLE_RUN_STATES: Final = States(state.name for state in _ROWS if not state.is_final and state.is_wanted)
 
+# The SQL condition of a run that read the source of its collection to the end. A run with the option `carry_from`
+# copied newer rows after a rollback instead.
+IS_SYNC: Final = f"kind = '{REINDEX}' AND NOT options ? 'carry_from' AND state IN {GOOD_RUN_STATES}"
+
 READING: Final = "reading"
 COMPARING: Final = "comparing"
 ENCODING: Final = "encoding"

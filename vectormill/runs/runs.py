@@ -255,6 +255,7 @@ PRUNE_RUNS = text(f"""
            AND EXISTS (SELECT 1 FROM vectormill.runs AS other
                         WHERE other.collection_id = run.collection_id AND other.created_at > run.created_at
                           AND other.kind = run.kind AND other.schedule_id IS NOT DISTINCT FROM run.schedule_id
+                          AND (other.options ? 'carry_from') = (run.options ? 'carry_from')
                           AND (other.state IN {GOOD_RUN_STATES}
                                OR run.state NOT IN {GOOD_RUN_STATES}))
          ORDER BY run.created_at

@@ -9,12 +9,14 @@ from sqlalchemy import Engine, text
 
 from tests.api_server import api_client, encode_waiting, submit
 from tests.building import encode_all
-from tests.database import execute
+from tests.database import ask, execute
 from tests.docs.pages import find_blocks, find_pages
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC
 from tests.protocol import submit as submit_items
+from vectormill.collections.descriptions import list_collection_rows, list_standings
 from vectormill.jobs.item import Item
+from vectormill.runs.runs import prune_runs
 
 JOINS = [
     pytest.param(statement, id=f"{block.place}, {number}")
@@ -102,3 +104,22 @@ def test_coverage_names_what_failed_in_the_last_complete_run(api: httpx.Client, 
     coverage = api.get("/v1/collections/docs").json()["coverage"]
     assert (coverage["num_seen"], coverage["num_failed"], coverage["share"]) == (5, 1, 0.8)
     assert coverage["failed_keys"] == ["blank"]
+
+
+def test_the_run_of_a_rollback_counts_neither_as_coverage_nor_as_a_re_index(
+    api: httpx.Client, engine: Engine
+) -> None:
+    add = (
+        "INSERT INTO vectormill.runs (id, collection_id, kind, state, finished_at, num_seen, options)"
+        " SELECT gen_random_uuid(), id, 'reindex', 'completed', now() - make_interval(secs => :age), :seen,"
+        " CAST(:options AS jsonb) FROM vectormill.collections"
+    )
+    execute(engine, add, age=3600, seen=5, options="{}")
+    execute(engine, add, age=60, seen=2, options='{"carry_from": 1}')
+    found = api.get("/v1/collections/docs").json()
+    assert found["coverage"]["num_seen"] == 5
+    assert found["staleness"]["stale_seconds"] >= 3600
+    with engine.connect() as connection:
+        (row,) = list_collection_rows(connection, after=None, limit=10)
+        assert list_standings(connection, [row.id])[row.id].num_seen == 5
+    assert ask(engine, prune_runs, 0.0, 10) == 0  # both are the newest of their kind

@@ -6,10 +6,12 @@ from sqlalchemy import Engine, text
 
 from tests.api_server import encode_waiting, encoding_meanwhile
 from tests.database import ask, execute
+from tests.kinds import MANY, representations_of
 from tests.protocol import SPEC, make_items, submit
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import find_generation, open_collection
 from vectormill.collections.generation_tables import upsert_rows
+from vectormill.collections.row_kinds import take_objects
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.jobs.item import Item
 from vectormill.runs.measures import measure_recall, scan_vectors
@@ -73,6 +75,19 @@ def test_a_poor_index_is_found_out(engine: Engine) -> None:
     recall = measure_recall(engine, generation, check=nothing)
     assert recall is not None
     assert recall.value < 0.9
+
+
+def test_the_index_of_sparse_weights_is_not_taken_for_that_of_dense_vectors(engine: Engine) -> None:
+    items = make_items(20)
+    generation = ask(engine, open_collection, "docs", MANY)
+    rows = take_objects([representations_of(item.text).pack() for item in items])
+    ask(engine, upsert_rows, generation.id, 1, items, rows, MANY)
+    change(engine, "CREATE INDEX a_sparse ON {table} USING hnsw (sparse sparsevec_ip_ops)")
+    assert measure_recall(engine, generation, check=nothing) is None
+    change(engine, "CREATE INDEX dense ON {table} USING hnsw (embedding halfvec_cosine_ops)")
+    recall = measure_recall(engine, generation, check=nothing)
+    assert recall is not None
+    assert recall.index == "dense"
 
 
 def test_codes_have_no_index_that_serves(engine: Engine) -> None:
