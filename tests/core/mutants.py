@@ -1524,4 +1524,46 @@ MUTANTS: Final = (
         "SMOOTHED_SECONDS: Final = 10.0",
         "SMOOTHED_SECONDS: Final = 0.1",
     ),
+    Mutant(
+        "retention takes a job whose output could not be closed",
+        "vectormill/jobs/deletion.py",
+        "output.id = jobs.id AND output.state IN",
+        "false AND output.state IN",
+    ),
+    Mutant(
+        "retention takes a job whose run goes on",
+        "vectormill/jobs/deletion.py",
+        "WHERE runs.job_id = jobs.id AND runs.state IN",
+        "WHERE false AND runs.state IN",
+    ),
+    Mutant(
+        "retention takes a job that a faulty worker has written",
+        "vectormill/jobs/deletion.py",
+        "    OR jobs.finished_at >= {OLDEST_UNPROVEN}\n",
+        "",
+    ),
+    Mutant(
+        "retention takes a job that a run has yet to copy",
+        "vectormill/jobs/deletion.py",
+        "    OR {OWES_TWIN}\n",
+        "",
+    ),
+    Mutant(
+        "a client deletes a job that a run has yet to copy",
+        "vectormill/jobs/deletion.py",
+        'if connection.execute(FIND_OWED_TWIN, {"job_id": job_id}).one_or_none() is not None:',
+        "if False:",
+    ),
+    Mutant(
+        "retention forgets from where on a rollback lacks rows",
+        "vectormill/runs/runs.py",
+        "AND generations.state = 'live' AND run.state NOT IN",
+        "AND false AND run.state NOT IN",
+    ),
+    Mutant(
+        "a webhook loses what waits for it",
+        "vectormill/webhooks/deliveries.py",
+        "WHERE webhook.id = webhook_id AND is_enabled))",
+        "WHERE false))",
+    ),
 )

@@ -12,18 +12,24 @@ from sqlalchemy import Connection, Row, text
 from vectormill.domain.errors import WrongJobState
 from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, state_after_delete
 from vectormill.jobs.jobs import lock_job
-from vectormill.objects.output import CLOSING, ENDED
+from vectormill.jobs.twins import OWES_TWIN
+from vectormill.objects.output import CLOSING, DUE_OUTPUT_STATES, ENDED
+from vectormill.runs.run import OPEN_RUN_STATES
+from vectormill.workers.proofs import OLDEST_UNPROVEN
 
 DISCARD_JOB = text("""
     UPDATE vectormill.jobs SET state = :state, idempotency_key = NULL, updated_at = now() WHERE id = :job_id
 """)
+
+FIND_OWED_TWIN = text(f"SELECT 1 FROM vectormill.jobs WHERE id = :job_id AND {OWES_TWIN}")
 
 
 def discard_job(connection: Connection, job_id: UUID) -> None:
     """Hide an ended job from readers and mark it for removal.
 
     Raise JobNotFound, or WrongJobState if the job has not ended or its output is still being closed: no reader would
-    ever see its rows. An output that cannot be closed, and that of a cancelled job, are no reason to keep the job.
+    ever see its rows. Raise it also if a run has yet to copy the job. An output that cannot be closed, and that of a
+    cancelled job, are no reason to keep the job.
     """
     job = lock_job(connection, job_id)
     state = state_after_delete(job.state)
@@ -31,6 +37,11 @@ def discard_job(connection: Connection, job_id: UUID) -> None:
     if is_closing and job.state in (COMPLETED, COMPLETED_WITH_ERRORS):
         raise WrongJobState(
             "The results of the job are not in its output yet; delete it when the state of its output is closed."
+        )
+    if connection.execute(FIND_OWED_TWIN, {"job_id": job_id}).one_or_none() is not None:
+        raise WrongJobState(
+            "The items of the job are yet to be written to the generation of its collection that is being built; "
+            "delete it when the run that builds it has ended."
         )
     connection.execute(DISCARD_JOB, {"job_id": job_id, "state": state})
 
@@ -74,19 +85,30 @@ DISCARD_STALE_UPLOADS = text("""
     RETURNING id
 """)
 
-# Rows are locked first, so that a job which is being retried at this moment is skipped. The job of a request
-# batch is kept as long as the batch, because the batch's output file is built from it.
-DISCARD_EXPIRED_JOBS = text("""
-    UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, updated_at = now()
-     WHERE id IN (
-        SELECT id FROM vectormill.jobs
-         WHERE finished_at < now() - make_interval(secs => :retention) AND state <> 'deleting'
-           AND NOT EXISTS (
-               SELECT 1 FROM vectormill.request_batches AS batch
+# Whether something is yet to be made of an ended job, for which it is kept: the parts and the manifest of its output,
+# however often writing them has failed; its twin; what a run does once its job has ended; the file of answers of a
+# batch, for as long as the file is kept; the removal of former rows whose new text failed in a followed table; and the
+# repair of what an unproven worker has committed. A cancelled job owes no output and no twin.
+IS_OWED: Final = f"""(
+    jobs.state <> 'cancelled' AND EXISTS (SELECT 1 FROM vectormill.job_outputs AS output
+                                           WHERE output.id = jobs.id AND output.state IN {DUE_OUTPUT_STATES})
+    OR {OWES_TWIN}
+    OR EXISTS (SELECT 1 FROM vectormill.runs WHERE runs.job_id = jobs.id AND runs.state IN {OPEN_RUN_STATES})
+    OR EXISTS (SELECT 1 FROM vectormill.request_batches AS batch
                 WHERE batch.job_id = jobs.id
                   AND (batch.finished_at IS NULL
                        OR EXISTS (SELECT 1 FROM vectormill.request_files AS file
                                    WHERE file.id = batch.output_file_id AND file.state = 'processed')))
+    OR jobs.forget_at = 'infinity' AND jobs.num_failed > 0 AND jobs.metadata ? 'changes_of'
+    OR jobs.finished_at >= {OLDEST_UNPROVEN}
+) IS TRUE"""
+
+# Rows are locked first, so that a job which is being retried at this moment is skipped.
+DISCARD_EXPIRED_JOBS = text(f"""
+    UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, updated_at = now()
+     WHERE id IN (
+        SELECT id FROM vectormill.jobs
+         WHERE finished_at < now() - make_interval(secs => :retention) AND state <> 'deleting' AND NOT {IS_OWED}
          ORDER BY finished_at LIMIT :limit FOR UPDATE SKIP LOCKED)
     RETURNING id
 """)
@@ -107,15 +129,13 @@ def discard_expired_jobs(connection: Connection, retention_seconds: float, limit
 
 
 # The API removes the job of a put after it has answered, unless it was killed or has told the client the
-# job's address. A job that has not ended is never discarded, because its text is stored nowhere else. Nor is
-# a job of a followed table with failed items: the follower first removes the former rows of these items, and
-# then keeps the job like any other.
-DISCARD_ENDED_PUTS = text("""
+# job's address. A job that has not ended is never discarded, because its text is stored nowhere else.
+DISCARD_ENDED_PUTS = text(f"""
     UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, updated_at = now()
      WHERE id IN (
         SELECT id FROM vectormill.jobs
          WHERE forget_at = 'infinity' AND finished_at < now() - make_interval(secs => :kept_seconds)
-           AND state <> 'deleting' AND NOT (num_failed > 0 AND metadata ? 'changes_of')
+           AND state <> 'deleting' AND NOT {IS_OWED}
          LIMIT :limit FOR UPDATE SKIP LOCKED)
     RETURNING id
 """)

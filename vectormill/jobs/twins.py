@@ -21,6 +21,7 @@ from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import JobNotFound, WrongJobState
 from vectormill.jobs.job import FINISHED_JOB_STATES, STEERABLE_JOB_STATES, UNWANTED_JOB_STATES, Job
 from vectormill.jobs.jobs import cancel_job, lock_job
+from vectormill.runs.run import OPEN_RUN_STATES
 
 # Chunks with failed items are always copied, since a client may retry the twin once its generation is live.
 _IS_COPIED = """
@@ -61,22 +62,43 @@ COPY_CHUNKS = text(f"""
 
 NOTIFY_TWIN = text("SELECT pg_notify('vectormill_jobs', '')")
 
+# `next` is the generation that the twin is to write.
+_HAS_NO_TWIN = """
+    NOT EXISTS (SELECT 1 FROM vectormill.jobs AS twin WHERE twin.twin_of = jobs.id AND twin.generation_id = next.id)
+    AND NOT EXISTS (SELECT 1 FROM vectormill.runs WHERE runs.job_id = jobs.id)
+    AND NOT EXISTS (SELECT 1 FROM vectormill.jobs AS original
+                     WHERE original.id = jobs.twin_of AND original.generation_id = next.id)
+"""
+
 # These are jobs that have not ended, and jobs that ended since the generation was begun. Cancelled jobs add
 # nothing.
 LIST_WITHOUT_TWIN = text(f"""
-    SELECT job.id
-      FROM vectormill.jobs AS job
-     WHERE job.generation_id = :live_id
-       AND (job.state IN {STEERABLE_JOB_STATES}
-            OR (job.seq > :since_seq AND job.state IN {FINISHED_JOB_STATES}))
-       AND NOT EXISTS (
-           SELECT 1 FROM vectormill.jobs AS twin WHERE twin.twin_of = job.id AND twin.generation_id = :building_id)
-       AND NOT EXISTS (SELECT 1 FROM vectormill.runs WHERE runs.job_id = job.id)
-       AND NOT EXISTS (
-           SELECT 1 FROM vectormill.jobs AS original
-            WHERE original.id = job.twin_of AND original.generation_id = :building_id)
-     ORDER BY job.seq
+    SELECT jobs.id
+      FROM vectormill.jobs, (SELECT CAST(:building_id AS bigint) AS id) AS next
+     WHERE jobs.generation_id = :live_id
+       AND (jobs.state IN {STEERABLE_JOB_STATES}
+            OR (jobs.seq > :since_seq AND jobs.state IN {FINISHED_JOB_STATES}))
+       AND {_HAS_NO_TWIN}
+     ORDER BY jobs.seq
 """)
+
+# True of an ended job that a run has yet to copy: into a generation that is being built, or into one that a rollback
+# has made live, if the run of the rollback may take texts from jobs.
+OWES_TWIN = f"""
+    jobs.state IN {FINISHED_JOB_STATES} AND EXISTS (
+        SELECT 1 FROM (
+            SELECT live.id, built.id, CAST(built.report ->> 'since_seq' AS bigint)
+              FROM vectormill.generations AS live
+              JOIN vectormill.generations AS built ON built.collection_id = live.collection_id
+             WHERE live.state = 'live' AND built.state = 'building'
+             UNION ALL
+            SELECT CAST(options ->> 'carry_from' AS bigint), CAST(options ->> 'carry_to' AS bigint),
+                   CAST(options ->> 'carry_since' AS bigint)
+              FROM vectormill.runs
+             WHERE state IN {OPEN_RUN_STATES} AND CAST(options ->> 'allow_missing' AS boolean)
+               ) AS next (former_id, id, seq)
+         WHERE next.former_id = jobs.generation_id AND next.seq < jobs.seq AND {_HAS_NO_TWIN})
+"""
 
 HAS_TWIN = text("""
     SELECT EXISTS (SELECT 1 FROM vectormill.jobs WHERE twin_of = :job_id AND generation_id = :generation_id)

@@ -245,7 +245,8 @@ def _lock(connection: Connection, run_id: UUID) -> Run:
 
 
 # Keeps the newest run and the newest successful run of each kind, collection and schedule (or none), because
-# the status of collections and schedules is read from these.
+# the status of collections and schedules is read from these. Also keeps the unsuccessful run of a rollback while its
+# generation is live: it tells from where on that generation lacks rows (RETIRE_LIVE in swaps.py).
 PRUNE_RUNS = text(f"""
     DELETE FROM vectormill.runs
      WHERE id IN (
@@ -258,6 +259,9 @@ PRUNE_RUNS = text(f"""
                           AND (other.options ? 'carry_from') = (run.options ? 'carry_from')
                           AND (other.state IN {GOOD_RUN_STATES}
                                OR run.state NOT IN {GOOD_RUN_STATES}))
+           AND NOT EXISTS (SELECT 1 FROM vectormill.generations
+                            WHERE generations.id = CAST(run.options ->> 'carry_to' AS bigint)
+                              AND generations.state = 'live' AND run.state NOT IN {GOOD_RUN_STATES})
          ORDER BY run.created_at
          LIMIT :limit
            FOR UPDATE SKIP LOCKED)

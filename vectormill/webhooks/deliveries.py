@@ -266,12 +266,15 @@ def _lock_enabled(connection: Connection, webhook_id: int) -> None:
         )
 
 
-# A delivery that is still pending after 10 days belongs to a deleted or disabled webhook.
+# What is pending is kept for its webhook, unless that is deleted, or disabled for long.
 PRUNE_DELIVERIES = text("""
     DELETE FROM vectormill.webhook_deliveries
      WHERE id IN (SELECT id FROM vectormill.webhook_deliveries
                    WHERE created_at < now() - make_interval(secs => CAST(:seconds AS double precision))
-                     AND (state <> 'pending' OR created_at < now() - interval '10 days')
+                     AND (state <> 'pending'
+                          OR created_at < now() - interval '10 days'
+                             AND NOT EXISTS (SELECT 1 FROM vectormill.webhooks AS webhook
+                                              WHERE webhook.id = webhook_id AND is_enabled))
                    ORDER BY created_at
                    LIMIT CAST(:limit AS integer)
                      FOR UPDATE SKIP LOCKED)
@@ -281,7 +284,7 @@ PRUNE_DELIVERIES = text("""
 def prune_deliveries(connection: Connection, retention_seconds: float, limit: int) -> int:
     """Delete up to `limit` deliveries older than `retention_seconds`; return their number.
 
-    Pending deliveries are deleted only after 10 days.
+    Pending deliveries are deleted only after 10 days, and only if their webhook is deleted or disabled.
     """
     values = {"seconds": retention_seconds, "limit": limit}
     return connection.execute(PRUNE_DELIVERIES, values).rowcount
