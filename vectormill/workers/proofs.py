@@ -50,12 +50,11 @@ def fail_period(connection: Connection, period: int, reason: str) -> None:
 # What was committed since this moment may yet turn out to be faulty; NULL if nothing can. A period is over if a proof
 # vouches for it, if it is repaired, or if its worker is gone without a bad proof.
 OLDEST_UNPROVEN = f"""
-    (SELECT min(began_at) FROM vectormill.proofs AS proof
+    (SELECT min(began_at) FROM vectormill.proofs
       WHERE proven_at IS NULL AND repaired_at IS NULL
         AND (failed_at IS NOT NULL
-             OR EXISTS (SELECT 1 FROM vectormill.workers
-                         WHERE workers.incarnation = proof.incarnation
-                           AND heartbeat_at > now() - make_interval(secs => {ALIVE_SECONDS}))))
+             OR incarnation IN (SELECT incarnation FROM vectormill.workers
+                                 WHERE heartbeat_at > now() - make_interval(secs => {ALIVE_SECONDS}))))
 """
 
 # A worker whose row is gone, or whose heartbeat is overdue, commits nothing more.
