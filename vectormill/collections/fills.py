@@ -31,16 +31,15 @@ from vectormill.collections.deletions import hold_deletions, lock_deletions
 from vectormill.collections.generation_tables import (
     STORAGE,
     VACUUM,
-    assign_columns,
     attributes_name,
     filled_names,
     measure_rows,
-    name_texts,
+    name_parts,
     split_texts,
     table_name,
 )
 from vectormill.collections.generations import FROM_GENERATIONS, GENERATION_COLUMNS, read_generation
-from vectormill.collections.row_kinds import Results, choose_kind
+from vectormill.collections.row_kinds import Results
 from vectormill.db.copying import Field, encode_rows
 from vectormill.db.parameters import JSONB_VERSION
 from vectormill.db.session import driver_of
@@ -150,22 +149,10 @@ def _fill_in(statement: str, generation_id: int, spec: EncodingSpec) -> sql.Comp
     """Return a statement of this module with the names of a generation's tables, columns and indexes."""
     table, attributes = table_name(generation_id), attributes_name(generation_id)
     filled, filled_attributes = filled_names(generation_id)
-    kind = choose_kind(spec)
-    columns, texts = [column.name for column in kind.columns(spec)], kind.text_columns
-    comma = sql.SQL(", ")
     return sql.SQL(statement).format(
-        table=sql.Identifier("vectormill", table),
-        attributes=sql.Identifier("vectormill", attributes),
-        filled=sql.Identifier("vectormill", filled),
-        filled_attributes=sql.Identifier("vectormill", filled_attributes),
+        **name_parts(generation_id, spec),
         vacuum=sql.SQL(VACUUM),
         storage=sql.SQL(STORAGE),
-        columns=comma.join(map(sql.Identifier, columns)),
-        own_columns=comma.join(sql.Identifier("own", name) for name in columns),
-        assignments=assign_columns(spec),
-        texts=comma.join(map(sql.Identifier, texts)),
-        described_texts=comma.join(sql.Identifier("described", name) for name in texts),
-        text_assignments=name_texts(texts)["assignments"],
         key_index=sql.Identifier(f"{filled}_key"),
         attributes_key_index=sql.Identifier(f"{filled_attributes}_key"),
         document_index=sql.Identifier(f"{filled_attributes}_document"),

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, text
 from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import VECTORS, Generation
 from vectormill.collections.deletions import hold_deletions
-from vectormill.collections.row_kinds import Results, choose_kind
+from vectormill.collections.row_kinds import Column, Results, choose_kind
 from vectormill.db.parameters import BYTEA_OID, TEXT_OID, accept_arrays, make_bytes_array, make_places_array
 from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
@@ -102,14 +102,14 @@ def rewrite_language(connection: Connection, generation_id: int, language: str) 
 # and its rows are locked. If a run with a later place has changed only the attributes, the row was not written either.
 UPSERT_ATTRIBUTES: Final = """
     INSERT INTO {attributes} AS kept (key, content_hash, metadata, metadata_hash, {texts}, job_seq)
-    SELECT item.key, live.content_hash, item.metadata::jsonb, item.metadata_hash, {values}, item.place
-      FROM unnest(%(keys)s::text[], %(metadata)s::text[], %(hashes)s::bytea[], %(places)s::bigint[], {arrays})
+    SELECT item.key, live.content_hash, item.metadata::jsonb, item.metadata_hash, {item_texts}, item.place
+      FROM unnest(%(keys)s::text[], %(metadata)s::text[], %(hashes)s::bytea[], %(places)s::bigint[], {text_arrays})
                AS item (key, metadata, metadata_hash, place, {texts})
       JOIN {table} AS live ON live.key = item.key AND live.job_seq = item.place
      ORDER BY item.key
     ON CONFLICT (key) DO UPDATE
        SET content_hash = excluded.content_hash, metadata = excluded.metadata,
-           metadata_hash = excluded.metadata_hash, {assignments}, job_seq = excluded.job_seq
+           metadata_hash = excluded.metadata_hash, {text_assignments}, job_seq = excluded.job_seq
      WHERE kept.job_seq <= excluded.job_seq
 """
 
@@ -121,17 +121,40 @@ DELETE_ATTRIBUTES: Final = """
 """
 
 
-def name_texts(text_columns: Sequence[str]) -> dict[str, sql.Composable]:
-    """Return the SQL of text columns to fill into UPSERT_ATTRIBUTES; each array is a parameter named as its column."""
-    comma = sql.SQL(", ")
-    names = [sql.Identifier(column) for column in text_columns]
+# The names by which statements refer to a row of a generation, or to one that becomes such a row.
+_ALIASES: Final = ("item", "own", "described", "live", "moved")
+
+
+def name_parts(generation_id: int, spec: EncodingSpec) -> dict[str, sql.Composable]:
+    """Return the SQL of a generation's tables and columns, to fill into statements.
+
+    `columns` and `texts` are lists of the columns of results and of kept texts; `item_columns` is the same list as
+    columns of `item`, and so for each of _ALIASES. `assignments` and `text_assignments` are those of an upsert that
+    overwrites them; in `arrays` and `text_arrays` the values of many rows are a parameter named as their column.
+    """
+    kind, comma = choose_kind(spec), sql.SQL(", ")
+    filled, filled_attributes = filled_names(generation_id)
+    columns = kind.columns(spec)
+    lists = {"columns": [column.name for column in columns], "texts": kind.text_columns}
+    assignments, text_assignments = (
+        comma.join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in names)
+        for names in lists.values()
+    )
     return {
-        "texts": comma.join(names),
-        "values": comma.join(sql.Identifier("item", column) for column in text_columns),
-        "arrays": comma.join(
-            sql.SQL("{}::text[]").format(sql.Placeholder(column)) for column in text_columns
-        ),
-        "assignments": comma.join(sql.SQL("{0} = excluded.{0}").format(name) for name in names),
+        "table": sql.Identifier("vectormill", table_name(generation_id)),
+        "attributes": sql.Identifier("vectormill", attributes_name(generation_id)),
+        "filled": sql.Identifier("vectormill", filled),
+        "filled_attributes": sql.Identifier("vectormill", filled_attributes),
+        **{what: comma.join(map(sql.Identifier, names)) for what, names in lists.items()},
+        **{
+            f"{alias}_{what}": comma.join(sql.Identifier(alias, name) for name in names)
+            for alias in _ALIASES
+            for what, names in lists.items()
+        },
+        "assignments": assignments,
+        "text_assignments": text_assignments,
+        "arrays": comma.join(column.sent for column in columns),
+        "text_arrays": comma.join(Column(name, "text").sent for name in kind.text_columns),
     }
 
 
@@ -158,7 +181,7 @@ def write_attributes(
     generation_id: int,
     places: Sequence[int],
     items: Items,
-    text_columns: Sequence[str],
+    spec: EncodingSpec,
     *,
     keep_text: bool,
 ) -> None:
@@ -166,16 +189,15 @@ def write_attributes(
 
     `places` has the sequence number of each item among all writers, which was also written with its result.
     """
-    names = {
-        "attributes": sql.Identifier("vectormill", attributes_name(generation_id)),
-        "table": sql.Identifier("vectormill", f"generation_{generation_id}"),
-    }
+    parts = name_parts(generation_id, spec)
     is_described = [keep_text or bool(metadata) for metadata in items.metadata]
     described = items if all(is_described) else items.take(compress(range(len(items)), is_described))
     if described:
-        texts = split_texts(described.texts if keep_text else [b""] * len(described), text_columns)
+        texts = split_texts(
+            described.texts if keep_text else [b""] * len(described), choose_kind(spec).text_columns
+        )
         cursor.execute(
-            sql.SQL(UPSERT_ATTRIBUTES).format(**names, **name_texts(text_columns)),
+            sql.SQL(UPSERT_ATTRIBUTES).format(**parts),
             {
                 "places": make_places_array(list(compress(places, is_described))),
                 "keys": make_bytes_array(TEXT_OID, described.encode_keys()),
@@ -191,7 +213,7 @@ def write_attributes(
     if bare:
         keys = make_bytes_array(TEXT_OID, bare.encode_keys())
         bare_places = make_places_array(list(compress(places, map(not_, is_described))))
-        cursor.execute(sql.SQL(DELETE_ATTRIBUTES).format(**names), {"places": bare_places, "keys": keys})
+        cursor.execute(sql.SQL(DELETE_ATTRIBUTES).format(**parts), {"places": bare_places, "keys": keys})
 
 
 # A larger chunk is written by several statements, since client and server hold each parameter in memory, the server
@@ -262,7 +284,7 @@ UPSERT_ROWS: Final = """
          WHERE key = ANY(%(keys)s::text[]) AND job_seq > %(first_place)s::bigint
     )
     INSERT INTO {table} AS live (key, content_hash, {columns}, job_seq)
-    SELECT item.key, item.content_hash, {values}, item.place
+    SELECT item.key, item.content_hash, {item_columns}, item.place
       FROM unnest(%(keys)s::text[], %(hashes)s::bytea[], %(places)s::bigint[], {arrays})
                AS item (key, content_hash, place, {columns})
      WHERE NOT EXISTS (SELECT 1 FROM newer WHERE newer.key = item.key AND newer.seq > item.place)
@@ -271,28 +293,6 @@ UPSERT_ROWS: Final = """
        SET content_hash = excluded.content_hash, {assignments}, job_seq = excluded.job_seq
      WHERE live.job_seq <= excluded.job_seq  -- an older job never overwrites a newer one
 """
-
-
-def compose_upsert(generation_id: int, spec: EncodingSpec) -> sql.Composed:
-    """Return UPSERT_ROWS for one generation; the array of each column is a parameter named as the column."""
-    columns = choose_kind(spec).columns(spec)
-    comma = sql.SQL(", ")
-    return sql.SQL(UPSERT_ROWS).format(
-        table=sql.Identifier("vectormill", table_name(generation_id)),
-        attributes=sql.Identifier("vectormill", attributes_name(generation_id)),
-        columns=comma.join(sql.Identifier(column.name) for column in columns),
-        values=comma.join(sql.Identifier("item", column.name) for column in columns),
-        arrays=comma.join(column.sent for column in columns),
-        assignments=assign_columns(spec),
-    )
-
-
-def assign_columns(spec: EncodingSpec) -> sql.Composable:
-    """Return the SET list of an upsert, which overwrites every column of results."""
-    return sql.SQL(", ").join(
-        sql.SQL("{0} = excluded.{0}").format(sql.Identifier(column.name))
-        for column in choose_kind(spec).columns(spec)
-    )
 
 
 # Keys are sorted as in UPSERT_ROWS, by the collation of the database, so that all parts lock rows in the same order.
@@ -327,7 +327,7 @@ def upsert_rows(
     with driver.cursor() as cursor:
         accept_arrays(cursor)
         hold = hold_deletions(cursor, generation_id)
-        statement = compose_upsert(generation_id, spec)
+        statement = sql.SQL(UPSERT_ROWS).format(**name_parts(generation_id, spec))
         row_bytes = measure_rows(results, spec)
         for places in _split(cursor, columns, MAX_ARRAY_BYTES // row_bytes):
             part, part_results = (
@@ -345,7 +345,7 @@ def upsert_rows(
                     **kind.make_arrays(cursor, part_results, spec),
                 },
             )
-            write_attributes(cursor, generation_id, own_places, part, kind.text_columns, keep_text=keep_text)
+            write_attributes(cursor, generation_id, own_places, part, spec, keep_text=keep_text)
     return num_repeated
 
 

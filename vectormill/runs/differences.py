@@ -21,7 +21,7 @@ from sqlalchemy import Connection, text
 
 from vectormill.collections.collection import Generation
 from vectormill.collections.deletions import hold_deletions, lock_deletions
-from vectormill.collections.generation_tables import assign_columns, attributes_name
+from vectormill.collections.generation_tables import name_parts
 from vectormill.collections.row_kinds import choose_kind
 from vectormill.db.outages import blames_a_value
 from vectormill.db.parameters import (
@@ -85,37 +85,23 @@ class RunTables:
     run_id: UUID
     generation: Generation
 
-    def names(self) -> dict[str, sql.Composable]:
-        prefix = stage_prefix(self.run_id)
-        return {
-            "seen": sql.Identifier("vectormill", f"{prefix}seen"),
-            "changes": sql.Identifier("vectormill", f"{prefix}changes"),
-            "moved": sql.Identifier("vectormill", f"{prefix}moved"),
-            "table": sql.Identifier("vectormill", self.generation.table_name),
-            "attributes": sql.Identifier("vectormill", attributes_name(self.generation.id)),
-            **self._name_columns(),
-        }
-
-    def _name_columns(self) -> dict[str, sql.Composable]:
-        """Return the columns that depend on the generation's kind: result columns and kept-text columns."""
-        kind, spec = choose_kind(self.generation.spec), self.generation.spec
-        results = [column.name for column in kind.columns(spec)]
-        comma = sql.SQL(", ")
-        return {
-            "results": comma.join(map(sql.Identifier, results)),
-            "live_results": comma.join(sql.Identifier("live", name) for name in results),
-            "moved_results": comma.join(sql.Identifier("moved", name) for name in results),
-            "result_assignments": assign_columns(spec),
-            "texts": comma.join(map(sql.Identifier, kind.text_columns)),
-            "text_values": comma.join(sql.SQL(TEXT_VALUES[name]) for name in kind.text_columns),
-            "text_assignments": comma.join(
-                sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in kind.text_columns
-            ),
-            "mark": sql.Literal(PAIR_MARK),
-        }
-
     def fill_in(self, statement: str) -> sql.Composed:
-        return sql.SQL(statement).format(**self.names())
+        """Return a statement with the names of these tables and of the generation's columns."""
+        spec, prefix = self.generation.spec, stage_prefix(self.run_id)
+        texts = choose_kind(spec).text_columns
+        parts = name_parts(self.generation.id, spec)
+        return sql.SQL(statement).format(
+            **parts,
+            **{
+                name: sql.Identifier("vectormill", f"{prefix}{name}") for name in ("seen", "changes", "moved")
+            },
+            results=parts["columns"],
+            live_results=parts["live_columns"],
+            moved_results=parts["moved_columns"],
+            result_assignments=parts["assignments"],
+            text_values=sql.SQL(", ").join(sql.SQL(TEXT_VALUES[name]) for name in texts),
+            mark=sql.Literal(PAIR_MARK),
+        )
 
 
 # Expressions for the kept-text columns, from a staged text and the position of the pair separator in it.

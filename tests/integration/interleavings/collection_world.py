@@ -15,7 +15,6 @@ from unittest.mock import patch
 from uuid import UUID
 
 import numpy as np
-from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
 from indexer.context import RunContext
@@ -391,7 +390,7 @@ class CollectionWorld:
         if notes is None or notes.source is None:
             return
         notes.seq = seq
-        statement = sql.SQL(LIST_STAGED).format(**stage.names())
+        statement = stage.fill_in(LIST_STAGED)
         for key, _, content, metadata, _ in driver_of(connection).execute(statement, {"first": first}):
             value = None if content is None else (content.decode(), metadata.decode())
             if value is not None and not is_faulty(value):

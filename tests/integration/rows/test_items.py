@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
 from tests.database import ask, execute
@@ -13,7 +14,7 @@ from tests.integration.chunks.test_lock_order import overlap
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC, claim_next, complete, complete_on, submit, vector_of
 from vectormill.collections.collections import find_generation
-from vectormill.collections.generation_tables import compose_upsert
+from vectormill.collections.generation_tables import UPSERT_ROWS, name_parts
 from vectormill.collections.items import DELETE_ROWS, delete_items, delete_rows, find_item
 from vectormill.db.plans import walk_plan
 from vectormill.domain.encoding import EncodingSpec
@@ -203,7 +204,8 @@ def test_deletions_and_commits_look_at_no_more_rows_than_they_have_keys(
         names = {"table": generation.table_name, "attributes": f"{generation.table_name}_attributes"}
         keys = [f"key {number}" for number in range(100)]
         deletion = explain(connection, DELETE_ROWS.format(**names), keys=keys, places=[5] * 100)
-        upsert = compose_upsert(generation.id, spec).as_string(connection.connection.driver_connection)
+        composed = sql.SQL(UPSERT_ROWS).format(**name_parts(generation.id, spec))
+        upsert = composed.as_string(connection.connection.driver_connection)
         upsert = re.sub(r"%\((\w+)\)s::(\"?\w+\"?(\[\])?)", r"CAST(:\1 AS \2)", upsert)
         values = {"keys": keys, "hashes": [b"hash"] * 100, "places": [5] * 100, **values}
         commit = explain(connection, upsert, first_place=5, collection_id=generation.collection_id, **values)
