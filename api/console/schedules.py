@@ -16,13 +16,12 @@ from api.routes.runs import RunId
 from api.routes.schedules import ScheduleName
 from vectormill.domain.errors import InvalidOption
 from vectormill.runs.run import HELD, QUEUED, RUNNING, Run, describe_counts
-from vectormill.runs.runs import cancel_run, confirm_run
+from vectormill.runs.runs import cancel_run, confirm_run, list_runs
 from vectormill.schedules.cron import find_timezone
 from vectormill.schedules.schedule import Schedule, ScheduleCounts
 from vectormill.schedules.schedules import (
     count_schedules,
     find_schedule,
-    list_scheduled_runs,
     list_schedules,
     pause_schedule,
     resume_schedule,
@@ -108,7 +107,7 @@ def read_schedule(connection: Connection, console: Console, name: ScheduleName) 
     """Return a schedule with its newest runs. Raise ScheduleNotFound."""
     schedule = find_schedule(connection, name)
     history = []
-    for run in list_scheduled_runs(connection, name, limit=HISTORY_SIZE):
+    for run in list_runs(connection, schedule_id=schedule.id, limit=HISTORY_SIZE):
         end, began = run.finished_at or schedule.now, run.started_at
         seconds = None if began is None else (end - began).total_seconds()
         history.append(HistoryRow(run, describe_counts(asdict(run.counts)), seconds))

@@ -1,6 +1,7 @@
 """Collections over HTTP: created, listed, described, changed and deleted; generations, indexes and exports."""
 
 import time
+from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 import anyio
@@ -153,7 +154,7 @@ def load_detail(resources: Resources, name: str, *, counts_rows: bool = False) -
             StalenessBody, found, synced_at=row["synced_at"], stale_seconds=row["stale_seconds"]
         ),
         open_jobs=[describe(OpenJobBody, job) for job in found.open_jobs],
-        runs=[describe(RunLine, run) for run in found.runs],
+        runs=[describe(RunLine, run, **asdict(run.counts)) for run in found.runs],
         source=source,
         schedules=[describe(ScheduleLine, schedule) for schedule in found.schedules],
     )

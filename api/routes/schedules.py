@@ -13,7 +13,7 @@ from api.serving import serve
 from vectormill.db.idempotency import make_once
 from vectormill.domain.errors import ScheduleNotFound
 from vectormill.operation import PageQuery
-from vectormill.runs.runs import find_run, position_of
+from vectormill.runs.runs import find_run, list_runs, position_of
 from vectormill.schedules import operations
 from vectormill.schedules.operations import (
     ScheduleBody,
@@ -31,7 +31,6 @@ from vectormill.schedules.schedules import (
     create_schedule,
     delete_schedule,
     find_schedule,
-    list_scheduled_runs,
     list_schedules,
     pause_schedule,
     resume_schedule,
@@ -115,6 +114,8 @@ def post_run(connection: Connection, name: ScheduleName, idempotency_key: Idempo
 @serve(router, operations.HISTORY)
 def get_history(connection: Connection, name: ScheduleName, query: PageQuery) -> ScheduledRunPage:
     """List the due times of a schedule, newest first: runs, and skipped due times with the reason."""
-    found = list_scheduled_runs(connection, name, before=decode_cursor(query.after), limit=query.limit + 1)
+    schedule_id = find_schedule(connection, name).id
+    before = decode_cursor(query.after)
+    found = list_runs(connection, schedule_id=schedule_id, before=before, limit=query.limit + 1)
     page, cursor = cut_page(found, query.limit, position_of)
     return ScheduledRunPage(data=[describe_scheduled_run(run) for run in page], next=cursor)

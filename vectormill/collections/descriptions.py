@@ -27,7 +27,8 @@ from vectormill.db.locks import limit_time
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, SearchTimeout
 from vectormill.jobs.job import OPEN_JOB_STATES
-from vectormill.runs.run import IS_SYNC, OPEN_RUN_STATES
+from vectormill.runs.run import IS_SYNC, OPEN_RUN_STATES, Run
+from vectormill.runs.runs import list_runs
 
 # A description shows the newest runs and open jobs up to these limits, since people read it.
 MOST_RUNS: Final = 5
@@ -105,7 +106,7 @@ class CollectionRow:
 class CollectionDescription:
     """The full description of a collection. Exactly one of `generations` is live.
 
-    `open_jobs`, `runs`, `source` and `schedules` are rows of the SQL statements with these names.
+    `open_jobs`, `source` and `schedules` are rows of the SQL statements with these names.
     """
 
     row: CollectionRow
@@ -118,7 +119,7 @@ class CollectionDescription:
     num_waiting_changes: int
     oldest_change_at: datetime | None
     open_jobs: Sequence[Row[Any]]
-    runs: Sequence[Row[Any]]
+    runs: list[Run]
     source: Row[Any] | None
     schedules: Sequence[Row[Any]]
 
@@ -195,12 +196,6 @@ LIST_GENERATIONS = """
      ORDER BY generation.id DESC
 """
 
-LIST_RUNS = text("""
-    SELECT id, kind, state, CASE WHEN finished_at IS NULL THEN phase END AS phase, num_seen, num_failed, job_id, error,
-           created_at, finished_at
-      FROM vectormill.runs WHERE collection_id = :id ORDER BY created_at DESC LIMIT :limit
-""")
-
 FIND_LAST_SYNC = text(f"""
     SELECT id, finished_at, num_seen, num_failed, job_id FROM vectormill.runs
      WHERE collection_id = :id AND {IS_SYNC}
@@ -263,7 +258,7 @@ def describe_collection(
         num_waiting_changes=waiting.num_waiting,
         oldest_change_at=waiting.oldest_at,
         open_jobs=connection.execute(LIST_OPEN_JOBS, of_it | {"limit": MOST_OPEN_JOBS}).all(),
-        runs=connection.execute(LIST_RUNS, of_it | {"limit": MOST_RUNS}).all(),
+        runs=list_runs(connection, collection=name, limit=MOST_RUNS),
         source=connection.execute(FIND_SOURCE, of_it).one_or_none(),
         schedules=connection.execute(LIST_SCHEDULES, of_it).all(),
         # Rows are counted last because a time-out aborts the transaction.

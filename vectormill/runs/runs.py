@@ -146,19 +146,16 @@ def read_run(row: Row[Any]) -> Run:
     return Run(**values, spec=None if spec is None else EncodingSpec.from_json(spec), counts=counts)
 
 
-# Return the runs created before a moment; the first page uses a moment in the far future. Both statements
-# have an index in this order.
-LIST_RUNS = text(f"""
-    SELECT {RUN_COLUMNS} {FROM_RUNS}
-     WHERE runs.created_at < CAST(:before AS timestamptz)
-     ORDER BY runs.created_at DESC LIMIT :limit
-""")
-
-LIST_RUNS_OF_COLLECTION = text(f"""
-    SELECT {RUN_COLUMNS} {FROM_RUNS}
-     WHERE runs.collection_id = :collection_id AND runs.created_at < CAST(:before AS timestamptz)
-     ORDER BY runs.created_at DESC LIMIT :limit
-""")
+# Runs created before a moment; the first page uses a moment in the far future. Each statement has an index in this
+# order.
+LIST_RUNS, LIST_RUNS_OF_COLLECTION, LIST_RUNS_OF_SCHEDULE = (
+    text(f"""
+        SELECT {RUN_COLUMNS} {FROM_RUNS}
+         WHERE {condition} runs.created_at < CAST(:before AS timestamptz)
+         ORDER BY runs.created_at DESC LIMIT :limit
+    """)
+    for condition in ("", "runs.collection_id = :collection_id AND", "runs.schedule_id = :schedule_id AND")
+)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -178,21 +175,25 @@ def moment_of(position: int | None) -> datetime:
 
 
 def list_runs(
-    connection: Connection, *, collection: str | None = None, before: int | None = None, limit: int
+    connection: Connection,
+    *,
+    collection: str | None = None,
+    schedule_id: int | None = None,
+    before: int | None = None,
+    limit: int,
 ) -> list[Run]:
-    """List runs of one collection or of all, newest first.
+    """List runs of one collection, of one schedule or of all, newest first.
 
     `before` is the position_of the last run of the previous page. Raise CollectionNotFound.
     """
-    values: dict[str, Any] = {"before": moment_of(before), "limit": limit}
-    if collection is None:
-        rows = connection.execute(LIST_RUNS, values)
-    else:
+    statement = LIST_RUNS if schedule_id is None else LIST_RUNS_OF_SCHEDULE
+    values: dict[str, Any] = {"schedule_id": schedule_id, "before": moment_of(before), "limit": limit}
+    if collection is not None:
         collection_id = connection.execute(FIND_COLLECTION, {"name": collection}).scalar_one_or_none()
         if collection_id is None:
             raise CollectionNotFound(f"There is no collection {collection!r}.")
-        rows = connection.execute(LIST_RUNS_OF_COLLECTION, {**values, "collection_id": collection_id})
-    return [read_run(row) for row in rows]
+        statement, values["collection_id"] = LIST_RUNS_OF_COLLECTION, collection_id
+    return [read_run(row) for row in connection.execute(statement, values)]
 
 
 LOCK_RUN = text("SELECT id FROM vectormill.runs WHERE id = :run_id FOR NO KEY UPDATE")

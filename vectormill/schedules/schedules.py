@@ -31,9 +31,8 @@ from vectormill.runs.run import (
     QUEUED,
     REINDEX,
     SKIPPED,
-    Run,
 )
-from vectormill.runs.runs import FROM_RUNS, RUN_COLUMNS, create_run, moment_of, read_run
+from vectormill.runs.runs import create_run
 from vectormill.schedules.cron import check_cron, find_timezone, newest_due, next_due
 from vectormill.schedules.schedule import (
     SKIP,
@@ -140,19 +139,20 @@ def create_schedule(connection: Connection, new: NewSchedule) -> Schedule:
     return find_schedule(connection, new.name)
 
 
-LOCK_SCHEDULE = text("""
-    SELECT schedules.id, collections.name AS collection, schedules.cron, schedules.timezone, schedules.overlap,
-           schedules.options, schedules.paused_at, now() AS now
+_SELECT_SCHEDULE = """
+    SELECT schedules.id, schedules.name, schedules.collection_id, collections.name AS collection, schedules.cron,
+           schedules.timezone, schedules.overlap, schedules.options, schedules.next_due_at, schedules.paused_at,
+           now() AS now
       FROM vectormill.schedules
       JOIN vectormill.collections ON collections.id = schedules.collection_id
-     WHERE schedules.name = :name
-       FOR UPDATE OF schedules
-""")
+"""
 
-CHANGE_SCHEDULE = text("""
+LOCK_SCHEDULE = text(f"{_SELECT_SCHEDULE} WHERE schedules.name = :name FOR UPDATE OF schedules")
+
+SAVE_SCHEDULE = text("""
     UPDATE vectormill.schedules
-       SET cron = :cron, timezone = :timezone, overlap = :overlap,
-           next_due_at = coalesce(CAST(:next_due_at AS timestamptz), next_due_at), updated_at = now()
+       SET cron = :cron, timezone = :timezone, overlap = :overlap, next_due_at = :next_due_at, paused_at = :paused_at,
+           updated_at = now()
      WHERE id = :id
 """)
 
@@ -170,24 +170,18 @@ def change_schedule(
     A new expression or time zone applies from now on. Raise ScheduleNotFound or InvalidOption.
     """
     row = lock_schedule(connection, name)
-    values: dict[str, Any] = {
-        "id": row.id,
-        "cron": row.cron if cron is None else check_cron(cron),
-        "timezone": row.timezone if timezone is None else timezone,
-        "overlap": row.overlap if overlap is None else check_overlap(overlap),
-        "next_due_at": None,
-    }
-    find_timezone(values["timezone"])
-    if (values["cron"], values["timezone"]) != (row.cron, row.timezone):
-        values["next_due_at"] = next_due(values["cron"], values["timezone"], row.now)
-    connection.execute(CHANGE_SCHEDULE, values)
-    return find_schedule(connection, name)
-
-
-PAUSE_SCHEDULE = text("""
-    UPDATE vectormill.schedules SET paused_at = coalesce(paused_at, now()), updated_at = now() WHERE name = :name
-    RETURNING id
-""")
+    cron = row.cron if cron is None else check_cron(cron)
+    timezone = row.timezone if timezone is None else timezone
+    find_timezone(timezone)
+    is_same = (cron, timezone) == (row.cron, row.timezone)
+    return _save(
+        connection,
+        row,
+        cron=cron,
+        timezone=timezone,
+        overlap=row.overlap if overlap is None else check_overlap(overlap),
+        next_due_at=row.next_due_at if is_same else next_due(cron, timezone, row.now),
+    )
 
 
 def pause_schedule(connection: Connection, name: str) -> Schedule:
@@ -195,14 +189,8 @@ def pause_schedule(connection: Connection, name: str) -> Schedule:
 
     Raise ScheduleNotFound.
     """
-    if connection.execute(PAUSE_SCHEDULE, {"name": name}).one_or_none() is None:
-        raise _not_found(name)
-    return find_schedule(connection, name)
-
-
-RESUME_SCHEDULE = text("""
-    UPDATE vectormill.schedules SET paused_at = NULL, next_due_at = :next_due_at, updated_at = now() WHERE id = :id
-""")
+    row = lock_schedule(connection, name)
+    return _save(connection, row, paused_at=row.paused_at or row.now)
 
 
 def resume_schedule(connection: Connection, name: str) -> Schedule:
@@ -212,32 +200,16 @@ def resume_schedule(connection: Connection, name: str) -> Schedule:
     """
     row = lock_schedule(connection, name)
     # A schedule that is not paused keeps its due time, which may be this very moment and must not be lost.
-    if row.paused_at is not None:
-        values = {"id": row.id, "next_due_at": next_due(row.cron, row.timezone, row.now)}
-        connection.execute(RESUME_SCHEDULE, values)
-    return find_schedule(connection, name)
+    if row.paused_at is None:
+        return find_schedule(connection, name)
+    due_at = next_due(row.cron, row.timezone, row.now)
+    return _save(connection, row, paused_at=None, next_due_at=due_at)
 
 
-# The runs of a schedule are found through the index of (schedule_id, due_at), and then sorted.
-LIST_RUNS_OF_SCHEDULE = text(f"""
-    SELECT {RUN_COLUMNS} {FROM_RUNS}
-     WHERE runs.schedule_id = CAST(:schedule_id AS bigint)
-       AND runs.created_at < CAST(:before AS timestamptz)
-     ORDER BY runs.created_at DESC
-     LIMIT CAST(:limit AS integer)
-""")
-
-
-def list_scheduled_runs(
-    connection: Connection, name: str, *, before: int | None = None, limit: int = 50
-) -> Sequence[Run]:
-    """List the runs of a schedule, skipped ones included, newest first.
-
-    `before` is the position_of the last run of the previous page. Raise ScheduleNotFound.
-    """
-    schedule = find_schedule(connection, name)
-    values = {"schedule_id": schedule.id, "before": moment_of(before), "limit": limit}
-    return [read_run(row) for row in connection.execute(LIST_RUNS_OF_SCHEDULE, values)]
+def _save(connection: Connection, row: Row[Any], **changes: Any) -> Schedule:
+    """Write these columns of a locked schedule, and return the schedule."""
+    connection.execute(SAVE_SCHEDULE, {**row._mapping, **changes})
+    return find_schedule(connection, row.name)
 
 
 DELETE_SCHEDULE = text("DELETE FROM vectormill.schedules WHERE name = :name RETURNING id")
@@ -315,11 +287,7 @@ class Firing:
 # Checks again, under the lock, that the schedule is due, because another scheduler may have handled it. SKIP
 # LOCKED also skips a schedule whose collection is being deleted: that deletion waits for the schedule's lock,
 # so waiting for the collection would be a deadlock.
-LOCK_DUE_SCHEDULE = text("""
-    SELECT schedules.id, schedules.name, schedules.collection_id, collections.name AS collection, schedules.cron,
-           schedules.timezone, schedules.overlap, schedules.options, schedules.next_due_at, now() AS now
-      FROM vectormill.schedules
-      JOIN vectormill.collections ON collections.id = schedules.collection_id
+LOCK_DUE_SCHEDULE = text(f"""{_SELECT_SCHEDULE}
      WHERE schedules.id = :id AND schedules.paused_at IS NULL AND schedules.next_due_at <= now()
        FOR UPDATE OF schedules SKIP LOCKED
        FOR KEY SHARE OF collections SKIP LOCKED

@@ -34,8 +34,14 @@ from vectormill.runs.differences import (
     note_moved,
     pack_rows,
 )
-from vectormill.runs.runs import CLAIM_RUN, FIRST_PHASES, LIST_RUNS_OF_COLLECTION, prune_runs
-from vectormill.schedules.schedules import COUNT_SCHEDULES, LIST_RUNS_OF_SCHEDULE
+from vectormill.runs.runs import (
+    CLAIM_RUN,
+    FIRST_PHASES,
+    LIST_RUNS_OF_COLLECTION,
+    LIST_RUNS_OF_SCHEDULE,
+    prune_runs,
+)
+from vectormill.schedules.schedules import COUNT_SCHEDULES
 from vectormill.sources import pushes, sources
 
 NUM_ROWS = 20_000
