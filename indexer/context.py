@@ -1,7 +1,7 @@
 """The context of a claimed run: dependencies that its phases share, its counts, and its target generation."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -13,8 +13,8 @@ from vectormill.collections.generations import find_written
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.models.registry import Registry
 from vectormill.runs.differences import RunTables
-from vectormill.runs.run import Run, RunCounts
-from vectormill.runs.runs import save_run
+from vectormill.runs.run import Run
+from vectormill.runs.runs import SAVE_RUN
 from vectormill.settings import Settings
 from vectormill.work.work import Lease
 
@@ -41,8 +41,8 @@ class RunContext:
 class ClaimProgress:
     """The phase and counts of one claim of a run, for use by one thread.
 
-    Call `save` in each transaction: it locks the run, so that an indexer that has lost its lease writes
-    nothing. Set `counts` only after the COMMIT, so that a batch that was rolled back is not counted.
+    Call `save` in each transaction: it locks the run, so that an indexer that has lost its lease writes nothing. A
+    transaction that fails ends the phase, which begins again with the counts in the database.
     """
 
     def __init__(self, lease: Lease, run: Run) -> None:
@@ -53,32 +53,22 @@ class ClaimProgress:
     def save(
         self,
         connection: Connection,
-        counts: RunCounts | None = None,
+        /,
         *,
         phase: str | None = None,
         seq: int | None = None,
         job_id: UUID | None = None,
         generation_id: int | None = None,
+        **added: int,
     ) -> None:
-        """Record the counts and ids in the caller's transaction; None leaves an id as it is.
+        """Add to the counts, and record these and the ids in the caller's transaction; None leaves an id as it is.
 
-        The caller assigns `counts` to this object after its COMMIT. Raise LeaseLost.
+        Raise LeaseLost.
         """
-        save_run(
-            connection,
-            self.lease,
-            phase or self.phase,
-            self.counts if counts is None else counts,
-            seq=seq,
-            job_id=job_id,
-            generation_id=generation_id,
-        )
-
-    def add(self, **numbers: int) -> RunCounts:
-        """Return the counts plus these numbers, without recording them."""
-        return replace(
-            self.counts, **{name: getattr(self.counts, name) + number for name, number in numbers.items()}
-        )
+        sums = {name: getattr(self.counts, name) + number for name, number in added.items()}
+        self.counts = replace(self.counts, **sums)
+        values = {"seq": seq, "job_id": job_id, "generation_id": generation_id, **asdict(self.counts)}
+        self.lease.keep(connection, SAVE_RUN, phase=phase or self.phase, **values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,15 +156,14 @@ def read_source(
         while (rows := ahead.take(context)) is not None:
             with context.engine.begin() as connection:
                 kinds = stage_rows(connection, target.stage, rows, seq, keep_text=target.keep_text)
-                counts = progress.add(
+                progress.save(  # last, because a lost lease rolls back all of it
+                    connection,
                     num_seen=len(rows.items),
                     num_unchanged=len(rows.items) - sum(kinds.values()),
                     num_new=kinds[NEW],
                     num_changed=kinds[CHANGED],
                     num_metadata_only=kinds[METADATA_ONLY],
                 )
-                progress.save(connection, counts)  # last, because a lost lease rolls back all of it
-            progress.counts = counts
         with context.engine.connect() as connection:
             ahead.refuse_duplicates(connection, target.stage)
     finally:
@@ -181,13 +180,13 @@ def begin_reading(context: RunContext, progress: ClaimProgress) -> tuple[Target,
     if generation.state == BUILDING:
         end_fill(context, generation.id)  # that of an earlier run, or of an earlier reading
     with context.engine.begin() as connection:
-        progress.save(connection, RunCounts())
+        progress.save(connection)
         hold_deletions_of(connection, generation.collection_id)
         seq = draw_seq(connection)
         target = make_target(connection, context.run, generation)
         make_stage(connection, target.stage)
-        progress.save(connection, RunCounts(), seq=seq, generation_id=generation.id)
-    progress.counts = RunCounts()
+        progress.counts = RunCounts()
+        progress.save(connection, seq=seq, generation_id=generation.id)
     return target, seq
 
 
@@ -347,9 +346,8 @@ def take_over_vectors(context: RunContext, progress: ClaimProgress) -> None:
                 limit=_MOVED_PER_BATCH,
                 keep_text=target.keep_text,
             )
-            counts = progress.add(num_moved=num_new + num_changed, num_new=-num_new, num_changed=-num_changed)
-            progress.save(connection, counts)
-        progress.counts = counts
+            num_moved = num_new + num_changed
+            progress.save(connection, num_moved=num_moved, num_new=-num_new, num_changed=-num_changed)
 
 
 # The number of texts held in memory at a time, and of rows per transaction.
@@ -481,9 +479,7 @@ def update_metadata(context: RunContext, progress: ClaimProgress) -> int:
                 limit=_ROWS_PER_BATCH,
                 keep_text=target.keep_text,
             )
-            counts = progress.add(num_changed=num_changed, num_metadata_only=-num_changed)
-            progress.save(connection, counts)
-        progress.counts = counts
+            progress.save(connection, num_changed=num_changed, num_metadata_only=-num_changed)
         num_refused += num_without_text
     return num_refused
 
@@ -534,9 +530,7 @@ def delete_failed(context: RunContext, progress: ClaimProgress, job: Job) -> Non
         after = failed[-1][0]
         num_failed += len(failed)
     with context.engine.begin() as connection:
-        counts = progress.add(num_failed=num_failed - progress.counts.num_failed)
-        progress.save(connection, counts)
-    progress.counts = counts
+        progress.save(connection, num_failed=num_failed - progress.counts.num_failed)
     context.report(
         ENCODING,
         {
@@ -590,7 +584,5 @@ def delete_vanished(context: RunContext, progress: ClaimProgress) -> None:
             gone = sorted(set(keys) - set(renamed))
             remove_items(connection, target.generation, renamed, [run.seq] * len(renamed))
             num_deleted = remove_items(connection, target.generation, gone, [run.seq] * len(gone))
-            counts = progress.add(num_deleted=num_deleted)
-            progress.save(connection, counts)
-        progress.counts = counts
+            progress.save(connection, num_deleted=num_deleted)
         after = vanished[-1][0]

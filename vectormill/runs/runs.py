@@ -6,7 +6,7 @@ A unique index allows one active run per collection; others stay queued. If its 
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
@@ -332,7 +332,8 @@ def claim_run(connection: Connection, owner: str, lease_seconds: float) -> tuple
     return None
 
 
-# `attempt` counts the claims of a run in its current phase.
+# Records a run's phase, counts and ids; None leaves an id unchanged. `attempt` counts the claims of a run in its
+# current phase.
 SAVE_RUN = RUNS.compose_keeping(
     *(f"{name} = :{name}" for name in COUNT_NAMES),
     "attempt = CASE WHEN phase IS DISTINCT FROM CAST(:phase AS text) THEN 1 ELSE attempt END",
@@ -341,21 +342,6 @@ SAVE_RUN = RUNS.compose_keeping(
     "job_id = coalesce(CAST(:job_id AS uuid), job_id)",
     "generation_id = coalesce(CAST(:generation_id AS bigint), generation_id)",
 )
-
-
-def save_run(
-    connection: Connection,
-    lease: Lease,
-    phase: str,
-    counts: RunCounts,
-    *,
-    seq: int | None = None,
-    job_id: UUID | None = None,
-    generation_id: int | None = None,
-) -> None:
-    """Record a run's phase, counts and ids; None leaves an id unchanged. Raise LeaseLost."""
-    values = {"seq": seq, "job_id": job_id, "generation_id": generation_id, **asdict(counts)}
-    lease.keep(connection, SAVE_RUN, phase=phase, **values)
 
 
 def hold_run(connection: Connection, lease: Lease) -> None:

@@ -31,8 +31,8 @@ from tests.waiting import wait_for
 from vectormill.domain.errors import LeaseLost, SourceInterrupted
 from vectormill.jobs.jobs import find_job
 from vectormill.models.registry import Registry
-from vectormill.runs.run import ENCODING, FAILED, Run, RunCounts
-from vectormill.runs.runs import abandon_run, cancel_run, claim_run, hold_run, save_run
+from vectormill.runs.run import ENCODING, FAILED, Run
+from vectormill.runs.runs import abandon_run, cancel_run, claim_run, hold_run
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import SourcePlace
@@ -259,9 +259,9 @@ def test_a_job_that_somebody_else_cancelled_fails_its_run(engine: Engine) -> Non
 def test_a_run_that_fails_ends_the_job_that_encodes_for_it(engine: Engine) -> None:
     build(engine)
     start_run(engine)
-    lease, _ = claim(engine)
+    lease, run = claim(engine)
     job = submit(engine, CHANGED, collection="docs")
-    ask(engine, save_run, lease, ENCODING, RunCounts(), job_id=job.id)
+    ask(engine, ClaimProgress(lease, run).save, phase=ENCODING, job_id=job.id)
     ask(engine, abandon_run, lease, FAILED, "so it is")
     assert ask(engine, find_job, job.id).state == "cancelled"
 
