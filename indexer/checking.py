@@ -25,15 +25,14 @@ from vectormill.collections.coverage import (
     has_rows,
     list_writers,
 )
-from vectormill.collections.generations import find_generation_by_id, find_in_state
-from vectormill.collections.removals import find_strays, sample_hashes
-from vectormill.collections.swaps import follow_live_jobs, keep_canary_report, list_lagging_twins
+from vectormill.collections.generations import add_to_report, find_generation_by_id, find_in_state
+from vectormill.collections.removals import find_strays
+from vectormill.collections.swaps import follow_live_jobs, list_lagging_twins
 from vectormill.domain.encoding import FLOAT16, FLOAT32
 from vectormill.domain.errors import CanaryFailed, EncodingTimeout
-from vectormill.jobs.item import Item
-from vectormill.runs.measures import measure_recall, name_keys, scan_validity, scan_vectors
+from vectormill.runs.measures import measure_recall, name_keys, scan_results
 from vectormill.runs.run import CHECKING
-from vectormill.runs.samples import compare_sample
+from vectormill.runs.samples import compare_sample, sample_kept_texts
 
 LEAST_RECALL: Final = 0.95
 DEFAULT_SAMPLE: Final = 200
@@ -62,10 +61,9 @@ class Findings:
 
 
 def look_at_results(context: RunContext, generation: Generation, findings: Findings) -> None:
-    scan = scan_vectors if generation.kind == VECTORS else scan_validity
-    measured = scan(context.engine, generation, check=context.check)
-    findings.found[generation.kind] = measured.to_json()
-    findings.problems.extend(measured.list_problems())
+    scan = scan_results(context.engine, generation, check=context.check)
+    findings.found[generation.kind] = scan.found
+    findings.problems.extend(scan.list_problems())
 
 
 def look_at_index(
@@ -174,8 +172,8 @@ def look_at_strays(context: RunContext, generation: Generation, findings: Findin
 
 def look_at_hashes(context: RunContext, generation: Generation, findings: Findings) -> None:
     with context.engine.connect() as connection:
-        sample = sample_hashes(connection, generation, HASHED_TEXTS)
-    others = [key for key, content, known in sample if Item(key, content).content_hash() != known]
+        sample = sample_kept_texts(connection, generation, HASHED_TEXTS)
+    others = [item.key for item, known in sample if item.content_hash() != known]
     findings.found["hashes"] = {
         "num_compared": len(sample),
         "num_differing": len(others),
@@ -216,7 +214,7 @@ def check_generation(context: RunContext, wait: Wait = time.sleep) -> None:
     report = {**findings.found, "reasons": reasons, "is_good": not reasons}
     context.report(CHECKING, report)
     with context.engine.begin() as connection:
-        keep_canary_report(connection, building.id, report)
+        add_to_report(connection, building.id, "canary", report)
     if reasons:
         raise CanaryFailed(
             f"The new generation {building.id} of {building.collection!r} was not made live: "

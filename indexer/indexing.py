@@ -25,7 +25,7 @@ from vectormill.collections.codebooks import (
 from vectormill.collections.collection import AUTO, LIVE, MULTI_VECTOR_CODES, VECTORS, Generation
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generation_tables import attributes_name
-from vectormill.collections.generations import find_generation_by_id
+from vectormill.collections.generations import add_to_report, find_generation_by_id
 from vectormill.collections.index_plan import (
     IS_INDEXED,
     IS_TOO_LONG,
@@ -39,7 +39,6 @@ from vectormill.collections.indexes import (
     FoundIndex,
     PlannedIndex,
     analyze_table,
-    count_recently_used,
     count_rows,
     count_unindexed,
     drop_index,
@@ -50,7 +49,6 @@ from vectormill.collections.indexes import (
     name_next_hnsw,
     name_weights_index,
     plan_for,
-    record_index,
     run_build,
 )
 from vectormill.collections.row_kinds import OUTPUT_COLUMNS
@@ -244,9 +242,8 @@ def build_hnsw_of(
         record = find_record(connection, generation.id)
         dense = {key: value for key, value in record.items() if key != SPARSE}
         sparse = {SPARSE: record[SPARSE]} if SPARSE in record else {}
-        record_index(
-            connection, generation.id, {**dense, SPARSE: built} if output == SPARSE else {**built, **sparse}
-        )
+        now = {**dense, SPARSE: built} if output == SPARSE else {**built, **sparse}
+        add_to_report(connection, generation.id, "index", now)
     for index in ours:
         drop(context, generation, index.name)
         progress.add("dropped", {"name": index.name, "because": f"{name} replaces it"})
@@ -388,7 +385,7 @@ def drop_vector_indexes(progress: PhaseProgress, generation: Generation, because
             drop(context, generation, index.name)
             progress.add("dropped", {"name": index.name, "because": because})
     with context.engine.begin() as connection:
-        record_index(connection, generation.id, None)
+        add_to_report(connection, generation.id, "index", None)
 
 
 def drop_before_bulk(context: RunContext, num_changes: int) -> str | None:
@@ -404,10 +401,8 @@ def drop_before_bulk(context: RunContext, num_changes: int) -> str | None:
     with context.engine.begin() as connection:
         kept = find_wishes(connection, generation.id)
         num_rows = count_rows(connection, generation.table_name)
-        num_busy = count_recently_used(connection, generation.id, IN_USE_SECONDS)
-    present = [
-        index for index in load_indexes(context, generation) if index.is_vector_index and index.is_ours
-    ]
+        indexes = find_indexes(connection, generation.id)
+    present = [index for index in indexes if index.is_vector_index and index.is_ours]
     if not present or num_changes <= context.settings.index_bulk_share * max(num_rows, 1):
         return None
     because = (
@@ -415,8 +410,14 @@ def drop_before_bulk(context: RunContext, num_changes: int) -> str | None:
         "(VECTORMILL_INDEX_BULK_SHARE): without the index they are written several times as fast."
     )
     progress = PhaseProgress(context)
-    if generation.state == LIVE and (kept.policy != AUTO or num_busy):
-        why = "searches use it" if num_busy else f"the policy is {kept.policy}"
+    is_busy = any(
+        index.table == generation.table_name
+        and index.idle_seconds is not None
+        and index.idle_seconds < IN_USE_SECONDS
+        for index in indexes
+    )
+    if generation.state == LIVE and (kept.policy != AUTO or is_busy):
+        why = "searches use it" if is_busy else f"the policy is {kept.policy}"
         progress.tell(kept_for_searches=f"{because} But the index is kept, because {why}.")
         return None
     drop_vector_indexes(progress, generation, because)

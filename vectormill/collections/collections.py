@@ -20,10 +20,9 @@ from vectormill.collections.collection import (
 )
 from vectormill.collections.generation_tables import (
     attributes_name,
-    create_generation_tables,
+    create_generation,
     point_view_at,
     rewrite_language,
-    table_name,
 )
 from vectormill.collections.generations import (
     FROM_GENERATIONS,
@@ -264,14 +263,6 @@ def _create_collection(
         "index_options": to_jsonb(dict(wishes.index_options)),
     }
     collection_id = connection.execute(INSERT_COLLECTION, values).scalar_one()
-    generation_id: int = connection.execute(
-        text("""
-            INSERT INTO vectormill.generations (collection_id, spec, fingerprint, state, live_at)
-            VALUES (:collection_id, CAST(:spec AS jsonb), :fingerprint, 'live', now()) RETURNING id
-        """),
-        {"collection_id": collection_id, "spec": to_jsonb(spec.to_json()), "fingerprint": spec.fingerprint()},
-    ).scalar_one()
-    create_generation_tables(connection, generation_id, spec, wishes.language)
-    generation = Generation(generation_id, collection_id, name, spec, table_name(generation_id), LIVE)
+    generation = create_generation(connection, collection_id, name, spec, LIVE, {})
     point_view_at(connection, generation)
     return generation

@@ -8,7 +8,7 @@ table, so that a change of metadata alone never touches the table with the vecto
 every index (pgvector #875). An item without metadata and kept text has no row of attributes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from operator import not_
 from typing import Any, Final
@@ -22,7 +22,14 @@ from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import VECTORS, Generation
 from vectormill.collections.deletions import hold_deletions
 from vectormill.collections.row_kinds import Column, Results, choose_kind
-from vectormill.db.parameters import BYTEA_OID, TEXT_OID, accept_arrays, make_bytes_array, make_places_array
+from vectormill.db.parameters import (
+    BYTEA_OID,
+    TEXT_OID,
+    accept_arrays,
+    make_bytes_array,
+    make_places_array,
+    to_jsonb,
+)
 from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import PAIR_MARK, Item, Items, split_pair
@@ -36,45 +43,6 @@ STORAGE: Final = (
 
 def attributes_name(generation_id: int) -> str:
     return f"generation_{generation_id}_attributes"
-
-
-def create_attributes_table(
-    connection: Connection, generation_id: int, text_columns: Sequence[str], language: str = "simple"
-) -> None:
-    """Create the attributes table of a generation. `language` is a text search configuration of Postgres.
-
-    `text_columns` are `text` and, if items are pairs, the column of the second text. The column `search` is NULL if no
-    text is kept; `document` is the document that a passage belongs to, else NULL.
-    """
-    name = attributes_name(generation_id)
-    driver = driver_of(connection)
-    statement = sql.SQL("""
-        CREATE TABLE {name} (
-            key           text PRIMARY KEY,
-            content_hash  bytea,  -- that of the vector's row: one look-up tells whether a row of a source is unchanged
-            metadata      jsonb,
-            metadata_hash bytea,
-            {texts},
-            search        tsvector GENERATED ALWAYS AS (to_tsvector({language}::regconfig, text)) STORED,
-            document      text GENERATED ALWAYS AS (metadata -> '_passage' ->> 'document') STORED,
-            job_seq       bigint NOT NULL
-        ) WITH ({storage})
-    """)
-    driver.execute(
-        statement.format(
-            name=sql.Identifier("vectormill", name),
-            language=sql.Literal(f"pg_catalog.{language}"),
-            texts=sql.SQL(", ").join(
-                sql.SQL("{} text").format(sql.Identifier(column)) for column in text_columns
-            ),
-            storage=sql.SQL(STORAGE),
-        )
-    )
-    connection.execute(
-        text(f"""
-        CREATE INDEX {name}_document ON vectormill.{name} (document) WHERE document IS NOT NULL
-    """)
-    )
 
 
 # Dropping the column drops its full-text index, which the next index run builds again.
@@ -232,21 +200,68 @@ def filled_names(generation_id: int) -> tuple[str, str]:
     return f"generation_{generation_id}_fill", f"generation_{generation_id}_fill_attributes"
 
 
-def create_generation_tables(
-    connection: Connection, generation_id: int, spec: EncodingSpec, language: str = "simple"
-) -> None:
-    """Create the tables of a generation, for results and for attributes. `language` is that of full text search."""
-    kind = choose_kind(spec)
-    results = "".join(f"{column.definition},\n            " for column in kind.columns(spec))
-    connection.execute(
-        text(f"""
-        CREATE TABLE vectormill.{table_name(generation_id)} (
-            key          text PRIMARY KEY,
-            content_hash bytea NOT NULL,
-            {results}job_seq      bigint NOT NULL
-        ) WITH ({VACUUM})""")
+INSERT_GENERATION = text("""
+    INSERT INTO vectormill.generations (collection_id, spec, fingerprint, state, report, live_at)
+    SELECT id, CAST(:spec AS jsonb), :fingerprint, CAST(:state AS text), CAST(:report AS jsonb),
+           CASE WHEN CAST(:state AS text) = 'live' THEN now() END
+      FROM vectormill.collections WHERE id = :collection_id
+    RETURNING id, (SELECT language FROM vectormill.collections WHERE id = :collection_id) AS language
+""")
+
+# The column `search` is NULL if no text is kept; `document` is the document that a passage belongs to, else NULL.
+CREATE_TABLES: Final = """
+    CREATE TABLE {table} (
+        key          text PRIMARY KEY,
+        content_hash bytea NOT NULL,
+        {results},
+        job_seq      bigint NOT NULL
+    ) WITH ({vacuum});
+    CREATE TABLE {attributes} (
+        key           text PRIMARY KEY,
+        content_hash  bytea,  -- that of the vector's row: one look-up tells whether a row of a source is unchanged
+        metadata      jsonb,
+        metadata_hash bytea,
+        {text_definitions},
+        search        tsvector GENERATED ALWAYS AS (to_tsvector({language}::regconfig, text)) STORED,
+        document      text GENERATED ALWAYS AS (metadata -> '_passage' ->> 'document') STORED,
+        job_seq       bigint NOT NULL
+    ) WITH ({storage});
+    CREATE INDEX {document_index} ON {attributes} (document) WHERE document IS NOT NULL
+"""
+
+
+def create_generation(
+    connection: Connection,
+    collection_id: int,
+    collection: str,
+    spec: EncodingSpec,
+    state: str,
+    report: Mapping[str, Any],
+) -> Generation:
+    """Create an empty generation of a collection with its tables, for results and for attributes."""
+    values = {
+        "collection_id": collection_id,
+        "spec": to_jsonb(spec.to_json()),
+        "fingerprint": spec.fingerprint(),
+        "state": state,
+        "report": to_jsonb(report),
+    }
+    generation_id, language = connection.execute(INSERT_GENERATION, values).one()
+    kind, comma = choose_kind(spec), sql.SQL(", ")
+    driver_of(connection).execute(
+        sql.SQL(CREATE_TABLES).format(
+            **name_parts(generation_id, spec),
+            results=comma.join(sql.SQL(column.definition) for column in kind.columns(spec)),
+            text_definitions=comma.join(
+                sql.SQL("{} text").format(sql.Identifier(name)) for name in kind.text_columns
+            ),
+            language=sql.Literal(f"pg_catalog.{language}"),
+            document_index=sql.Identifier(f"{attributes_name(generation_id)}_document"),
+            vacuum=sql.SQL(VACUUM),
+            storage=sql.SQL(STORAGE),
+        )
     )
-    create_attributes_table(connection, generation_id, kind.text_columns, language)
+    return Generation(generation_id, collection_id, collection, spec, table_name(generation_id), state)
 
 
 CREATE_VIEW: Final = """

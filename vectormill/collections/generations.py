@@ -4,7 +4,7 @@ A writer holds a shared advisory lock on the collection's name until COMMIT; a c
 exclusively. The lock is not on the row, since a row lock would be written to disk with every put.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
@@ -16,6 +16,7 @@ from vectormill.collections.collection import (
     Generation,
 )
 from vectormill.collections.generation_tables import table_name
+from vectormill.db.parameters import to_jsonb
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict
 
@@ -70,6 +71,21 @@ def lock_collection(connection: Connection, name: str) -> None:
     transaction ends.
     """
     connection.execute(LOCK_COLLECTION, {"name": name})
+
+
+ADD_TO_REPORT = text("""
+    UPDATE vectormill.generations
+       SET report = report || jsonb_build_object(CAST(:name AS text), CAST(:found AS jsonb))
+     WHERE id = :generation_id
+""")
+
+
+def add_to_report(
+    connection: Connection, generation_id: int, name: str, found: Mapping[str, Any] | None
+) -> None:
+    """Store an entry of a generation's report: `index`, from what its index was built, or `canary`."""
+    values = {"generation_id": generation_id, "name": name, "found": to_jsonb(found)}
+    connection.execute(ADD_TO_REPORT, values)
 
 
 def find_in_state(connection: Connection, collection: str, state: str) -> Generation | None:

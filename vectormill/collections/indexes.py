@@ -51,7 +51,8 @@ class FoundIndex:
     """One index of a generation, as the catalog of Postgres describes it. No query uses an index that is not valid.
 
     `state` is ready, building or invalid, and `definition` the statement that would create it. `is_ours` is true for
-    an index that Vectormill makes and drops by the collection's settings; any other is never changed.
+    an index that Vectormill makes and drops by the collection's settings; any other is never changed. `idle_seconds`
+    have passed since a statement used it; None if none did.
     """
 
     name: str
@@ -63,6 +64,7 @@ class FoundIndex:
     options: Mapping[str, int]
     num_bytes: int
     last_used_at: datetime | None
+    idle_seconds: float | None
     state: str
     definition: str
 
@@ -83,8 +85,9 @@ LIST_INDEXES: Final = text(f"""
     SELECT class.relname AS name, home.relname AS table_name, method.amname AS method,
            operator_class.opcname AS operator_class, entry.indisvalid AND entry.indisready AS is_valid,
            coalesce(class.reloptions, '{{}}') AS options, pg_relation_size(class.oid) AS num_bytes,
-           pg_stat_get_lastscan(class.oid) AS last_used_at, {INDEX_STATE} AS state,
-           pg_get_indexdef(class.oid) AS definition
+           pg_stat_get_lastscan(class.oid) AS last_used_at,
+           CAST(extract(epoch FROM now() - pg_stat_get_lastscan(class.oid)) AS double precision) AS idle_seconds,
+           {INDEX_STATE} AS state, pg_get_indexdef(class.oid) AS definition
       FROM pg_index AS entry
       JOIN pg_class AS class ON class.oid = entry.indexrelid
       JOIN pg_class AS home ON home.oid = entry.indrelid
@@ -120,6 +123,7 @@ def find_indexes(connection: Connection, generation_id: int) -> list[FoundIndex]
             else {},
             row.num_bytes,
             row.last_used_at,
+            row.idle_seconds,
             row.state,
             row.definition,
         )
@@ -225,26 +229,13 @@ def count_removed(connection: Connection, table: str) -> int:
     return int(measured.num_removed or 0)
 
 
-# The report also holds other entries, such as that of the canary, which stay.
-RECORD_INDEX: Final = text("""
-    UPDATE vectormill.generations
-       SET report = report || jsonb_build_object('index', CAST(:index AS jsonb))
-     WHERE id = :generation_id
-""")
-
-
-def record_index(connection: Connection, generation_id: int, index: Mapping[str, Any] | None) -> None:
-    """Store in the generation's report from what its index was built; None if the index was dropped."""
-    connection.execute(RECORD_INDEX, {"generation_id": generation_id, "index": to_jsonb(index)})
-
-
 FIND_RECORD: Final = text(
     "SELECT report -> 'index' AS record FROM vectormill.generations WHERE id = :generation_id"
 )
 
 
 def find_record(connection: Connection, generation_id: int) -> Mapping[str, Any]:
-    """Return the record that `record_index` stored; empty if there is none."""
+    """Return from what a generation's index was built, as its report says; empty if there is none."""
     return connection.execute(FIND_RECORD, {"generation_id": generation_id}).scalar_one_or_none() or {}
 
 
@@ -257,20 +248,6 @@ def share_removed(record: Mapping[str, Any], num_removed: int) -> float:
     num_rows = int(record.get("num_rows", 0))
     worn = since / num_rows if num_rows and since > 0 else 0.0
     return max(worn, share_removed(record[SPARSE], num_removed)) if SPARSE in record else worn
-
-
-COUNT_RECENTLY_USED: Final = text("""
-    SELECT count(*)
-      FROM pg_index AS entry
-     WHERE entry.indrelid = to_regclass(:vectors) AND NOT entry.indisprimary
-       AND pg_stat_get_lastscan(entry.indexrelid) > now() - make_interval(secs => CAST(:seconds AS double precision))
-""")
-
-
-def count_recently_used(connection: Connection, generation_id: int, seconds: float) -> int:
-    """Count the generation's vector indexes that a search has used in the last `seconds`."""
-    values = {"vectors": f"vectormill.{table_name(generation_id)}", "seconds": seconds}
-    return int(connection.execute(COUNT_RECENTLY_USED, values).scalar_one())
 
 
 def analyze_table(connection: Connection, table: str) -> None:

@@ -18,10 +18,9 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from vectormill.collections.collection import Generation
-from vectormill.collections.generation_tables import attributes_name, send_text, table_name
+from vectormill.collections.generation_tables import attributes_name, table_name
 from vectormill.collections.generations import lock_collection
 from vectormill.collections.imports import IMPORTED_PLACE
-from vectormill.collections.row_kinds import choose_kind
 from vectormill.db.locks import act_in_short_locks
 from vectormill.db.session import driver_of
 from vectormill.domain.errors import (
@@ -313,29 +312,3 @@ def find_strays(connection: Connection, generation: Generation) -> Inconsistenci
         list(connection.execute(LIST_ORPHANS).scalars()),
         ", ".join(read),
     )
-
-
-SAMPLE_HASHES: Final = """
-    SELECT kept.key, {content} AS content, live.content_hash
-      FROM vectormill.{attributes} AS kept TABLESAMPLE SYSTEM (:share)
-      JOIN vectormill.{table} AS live ON live.key = kept.key AND live.job_seq = kept.job_seq
-     WHERE kept.text IS NOT NULL
-     LIMIT :limit
-"""
-
-
-def sample_hashes(
-    connection: Connection, generation: Generation, limit: int
-) -> list[tuple[str, bytes, bytes]]:
-    """Return (key, kept text, content_hash of the result) for a random sample of at most `limit` rows."""
-    statement = text(
-        SAMPLE_HASHES.format(
-            table=generation.table_name,
-            attributes=attributes_name(generation.id),
-            content=send_text(choose_kind(generation.spec).text_columns, "kept"),
-        )
-    )
-    rows = connection.execute(statement, {"share": 10.0, "limit": limit}).all()
-    if len(rows) < limit:
-        rows = connection.execute(statement, {"share": 100.0, "limit": limit}).all()
-    return [(row.key, bytes(row.content), bytes(row.content_hash)) for row in rows]

@@ -6,7 +6,7 @@ transaction lasts. Tables of a retired generation are dropped once nobody uses t
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -26,7 +26,7 @@ from vectormill.collections.collection import (
 from vectormill.collections.collections import find_generation, keeps_texts
 from vectormill.collections.generation_tables import (
     attributes_name,
-    create_generation_tables,
+    create_generation,
     filled_names,
     table_name,
 )
@@ -42,7 +42,6 @@ from vectormill.collections.generations import (
 )
 from vectormill.collections.views import replace_view
 from vectormill.db.locks import act_in_short_locks, limit_time
-from vectormill.db.parameters import to_jsonb
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict, LocksHeld, RowsMissing
 from vectormill.jobs.job import OPEN_JOB_STATES, RECEIVED_JOB_STATES
@@ -295,14 +294,6 @@ def roll_back(
 SINCE_SEQ: Final = "since_seq"
 
 
-INSERT_BUILDING = text("""
-    INSERT INTO vectormill.generations (collection_id, spec, fingerprint, state, report)
-    SELECT collections.id, CAST(:spec AS jsonb), :fingerprint, 'building', CAST(:report AS jsonb)
-      FROM vectormill.collections WHERE collections.id = :collection_id
-    RETURNING id, (SELECT language FROM vectormill.collections WHERE id = :collection_id) AS language
-""")
-
-
 # live_at becomes NULL because only a generation with a live_at can be rolled back to.
 GIVE_UP_GENERATION = text(f"""
     UPDATE vectormill.generations SET state = 'retired', retired_at = now(), live_at = NULL
@@ -345,17 +336,6 @@ def is_worth_keeping(connection: Connection, building: Generation) -> bool:
     return bool(connection.execute(IS_WORTH_KEEPING, values).scalar_one_or_none())
 
 
-KEEP_CANARY_REPORT = text("""
-    UPDATE vectormill.generations
-       SET report = report || jsonb_build_object('canary', CAST(:canary AS jsonb))
-     WHERE id = :generation_id
-""")
-
-
-def keep_canary_report(connection: Connection, generation_id: int, report: Mapping[str, Any]) -> None:
-    connection.execute(KEEP_CANARY_REPORT, {"generation_id": generation_id, "canary": to_jsonb(dict(report))})
-
-
 def open_building_generation(connection: Connection, collection: str, spec: EncodingSpec) -> Generation:
     """Return the generation of this spec that is being built alongside the live one; begin it if there is none.
 
@@ -372,15 +352,8 @@ def open_building_generation(connection: Connection, collection: str, spec: Enco
         if building.spec.builds_as(spec) and not has_failed:
             return building
         connection.execute(GIVE_UP_GENERATION, {"generation_id": building.id})
-    values = {
-        "collection_id": live.collection_id,
-        "spec": to_jsonb(spec.to_json()),
-        "fingerprint": spec.fingerprint(),
-        "report": to_jsonb({SINCE_SEQ: draw_seq(connection)}),
-    }
-    row = connection.execute(INSERT_BUILDING, values).one()
-    create_generation_tables(connection, row.id, spec, row.language)
-    return Generation(row.id, live.collection_id, collection, spec, table_name(row.id), BUILDING)
+    report = {SINCE_SEQ: draw_seq(connection)}
+    return create_generation(connection, live.collection_id, collection, spec, BUILDING, report)
 
 
 def open_target_generation(
@@ -445,7 +418,8 @@ GRACE_SECONDS: Final = 300.0
 
 # A discarded generation (live_at is NULL) is dropped at once, a retired one after its retention; neither is dropped
 # while a job or a run writes it.
-_WHERE_PRUNABLE = f"""
+LIST_PRUNABLE = text(f"""
+    SELECT {GENERATION_COLUMNS} {FROM_GENERATIONS}
      WHERE generations.state = 'retired'
        AND (generations.live_at IS NULL
             OR generations.retired_at < now() - make_interval(secs => CAST(:seconds AS double precision)))
@@ -457,19 +431,8 @@ _WHERE_PRUNABLE = f"""
            SELECT 1 FROM vectormill.runs
             WHERE runs.generation_id = generations.id AND runs.state IN {CLAIMED_RUN_STATES})
        AND NOT {IS_CARRIED_FROM}
-"""
-
-
-LIST_PRUNABLE = text(f"""
-    SELECT {GENERATION_COLUMNS} {FROM_GENERATIONS}
-{_WHERE_PRUNABLE}
+       AND generations.id = coalesce(CAST(:generation_id AS bigint), generations.id)
      ORDER BY generations.id LIMIT 100
-""")
-
-
-IS_PRUNABLE = text(f"""
-    SELECT {GENERATION_COLUMNS} {FROM_GENERATIONS}
-{_WHERE_PRUNABLE} AND generations.id = :generation_id
 """)
 
 
@@ -484,14 +447,14 @@ def prune_retired_generations(engine: Engine, retention_seconds: float) -> int:
     cancel_unwanted_jobs(engine)
     seconds = max(retention_seconds, GRACE_SECONDS)
     with engine.connect() as connection:
-        prunable = connection.execute(LIST_PRUNABLE, {"seconds": seconds}).all()
+        prunable = connection.execute(LIST_PRUNABLE, {"seconds": seconds, "generation_id": None}).all()
     num_pruned = 0
     for row in prunable:
 
         def drop(connection: Connection, generation_id: int = row.id, collection: str = row.name) -> int:
             lock_collection(connection, collection)
             values = {"generation_id": generation_id, "seconds": seconds}
-            if connection.execute(IS_PRUNABLE, values).one_or_none() is None:
+            if connection.execute(LIST_PRUNABLE, values).one_or_none() is None:
                 return 0  # a rollback has just made it live again
             connection.execute(MARK_PRUNED, values)
             names = attributes_name(generation_id), table_name(generation_id), *filled_names(generation_id)

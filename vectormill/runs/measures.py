@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, Row, text
 
-from vectormill.collections.collection import RECORDS, Generation
+from vectormill.collections.collection import RECORDS, VECTORS, Generation
 from vectormill.collections.index_plan import choose_comparison
 from vectormill.collections.indexes import find_indexes
 from vectormill.domain.encoding import FLOAT16, FLOAT32, INT8
@@ -50,67 +50,37 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True)
-class Soundness:
-    """Counts of broken vectors and of unexpected norms in a generation.
+class Scan:
+    """What reading all results of a generation found: the columns of the statement for the collection's kind.
 
-    `broken_keys` are examples of vectors that are NaN, infinite or zero, which the norms leave out. If the
-    model normalizes, `num_odd_norms` vectors have a norm that is off 1 by more than NORM_TOLERANCE. For int8
-    codes and bits, which are always valid, rows are only counted and norms are None.
-    """
-
-    num_rows: int
-    num_not_finite: int = 0
-    num_zero: int = 0
-    num_odd_norms: int = 0
-    smallest_norm: float | None = None
-    largest_norm: float | None = None
-    broken_keys: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def list_problems(self) -> list[str]:
-        """Return one sentence for each problem found."""
-        problems = []
-        if num_broken := self.num_not_finite + self.num_zero:
-            problems.append(
-                f"{num_broken:,} vectors have no direction: they are zero or not finite "
-                f"({name_keys(self.broken_keys)})."
-            )
-        if self.num_odd_norms:
-            problems.append(
-                f"{self.num_odd_norms:,} vectors do not have length 1, although the model normalizes; their lengths "
-                f"are between {self.smallest_norm:.3f} and {self.largest_norm:.3f}."
-            )
-        return problems
-
-
-@dataclass(frozen=True, slots=True)
-class Validity:
-    """Counts of invalid scores or records in a generation; `broken_keys` are examples.
-
-    `num_empty` records are objects without any finding. `smallest` and `largest` are taken over the valid
-    scores.
+    `broken_keys` are examples of vectors that are NaN, infinite or zero, or of invalid scores or records, which the
+    norms and the range of scores leave out. If the model normalizes, `num_odd_norms` vectors have a norm that is off 1
+    by more than NORM_TOLERANCE. Of int8 codes and bits, which are always valid, rows are only counted. `num_empty`
+    records are objects without any finding.
     """
 
     kind: str
-    num_rows: int
-    num_broken: int
-    num_empty: int
-    smallest: float | None
-    largest: float | None
-    broken_keys: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        left_out = ("kind", "smallest", "largest") if self.kind == RECORDS else ("kind", "num_empty")
-        return {name: value for name, value in asdict(self).items() if name not in left_out}
+    found: Mapping[str, Any]
 
     def list_problems(self) -> list[str]:
-        """Return a sentence if any score or record is invalid."""
-        if not self.num_broken:
-            return []
-        what = "are not objects of types" if self.kind == RECORDS else "are not numbers or are out of range"
-        return [f"{self.num_broken:,} {self.kind} {what} ({name_keys(self.broken_keys)})."]
+        """Return one sentence for each problem found."""
+        found, problems = self.found, []
+        keys = name_keys(found["broken_keys"])
+        if self.kind != VECTORS:
+            what = (
+                "are not objects of types" if self.kind == RECORDS else "are not numbers or are out of range"
+            )
+            return [f"{found['num_broken']:,} {self.kind} {what} ({keys})."] if found["num_broken"] else []
+        if num_broken := found["num_not_finite"] + found["num_zero"]:
+            problems.append(
+                f"{num_broken:,} vectors have no direction: they are zero or not finite ({keys})."
+            )
+        if found["num_odd_norms"]:
+            problems.append(
+                f"{found['num_odd_norms']:,} vectors do not have length 1, although the model normalizes; their "
+                f"lengths are between {found['smallest_norm']:.3f} and {found['largest_norm']:.3f}."
+            )
+        return problems
 
 
 def name_keys(keys: Sequence[str]) -> str:
@@ -243,26 +213,15 @@ SCAN_NORMS: Final = """
 """
 
 COUNT_ROWS: Final = """
-    SELECT count(*) AS num_rows FROM vectormill.{table}
+    SELECT count(*) AS num_rows, 0 AS num_not_finite, 0 AS num_zero, 0 AS num_odd_norms,
+           NULL AS smallest_norm, NULL AS largest_norm, NULL AS broken_keys
+      FROM vectormill.{table}
      WHERE ctid >= CAST(:first AS tid) AND ctid < CAST(:end AS tid)
 """
 
-
-def scan_vectors(engine: Engine, generation: Generation, *, check: Callable[[], None]) -> Soundness:
-    """Read every vector once, BLOCKS_PER_SCAN blocks per transaction. Call `check` between transactions."""
-    kind = choose_vector_type(generation.spec, in_collection=True).name
-    has_norms = kind in (FLOAT16, FLOAT32) and generation.spec.has_output(DENSE)
-    tolerance = NORM_TOLERANCE if generation.spec.normalize else float("inf")
-    statement = (SCAN_NORMS if has_norms else COUNT_ROWS).format(
-        table=generation.table_name, norm="vector_norm" if kind == FLOAT32 else "l2_norm"
-    )
-    values = {"tolerance": tolerance, "limit": MOST_NAMED_KEYS} if has_norms else {}
-    return Soundness(**_scan(engine, generation, statement, values, check))
-
-
 # NOT BETWEEN finds NaN too: Postgres sorts it above every number.
 SCAN_SCORES: Final = """
-    SELECT count(*) AS num_rows, count(*) FILTER (WHERE is_broken) AS num_broken, 0 AS num_empty,
+    SELECT count(*) AS num_rows, count(*) FILTER (WHERE is_broken) AS num_broken,
            min(score) FILTER (WHERE NOT is_broken) AS smallest, max(score) FILTER (WHERE NOT is_broken) AS largest,
            (array_agg(key) FILTER (WHERE is_broken))[1 : CAST(:limit AS integer)] AS broken_keys
       FROM (SELECT key, score, NOT (score BETWEEN CAST(:least AS real) AND CAST(:most AS real)) AS is_broken
@@ -272,7 +231,7 @@ SCAN_SCORES: Final = """
 
 SCAN_RECORDS: Final = """
     SELECT count(*) AS num_rows, count(*) FILTER (WHERE is_broken) AS num_broken,
-           count(*) FILTER (WHERE is_empty) AS num_empty, CAST(NULL AS real) AS smallest, CAST(NULL AS real) AS largest,
+           count(*) FILTER (WHERE is_empty) AS num_empty,
            (array_agg(key) FILTER (WHERE is_broken))[1 : CAST(:limit AS integer)] AS broken_keys
       FROM (SELECT key, jsonb_typeof(output) <> 'object' AS is_broken, output = '{{}}' AS is_empty
               FROM vectormill.{table}
@@ -290,31 +249,23 @@ SCALES: Final[Mapping[str, tuple[float, float]]] = {
 }
 
 
-def scan_validity(engine: Engine, generation: Generation, *, check: Callable[[], None]) -> Validity:
-    """Read every score or record once, BLOCKS_PER_SCAN blocks per transaction.
+def scan_results(engine: Engine, generation: Generation, *, check: Callable[[], None]) -> Scan:
+    """Read every result once, BLOCKS_PER_SCAN blocks per transaction. Call `check` between transactions.
 
-    `check` is called between transactions.
+    The columns of the scans are sums, the smallest and the largest values, and the first keys.
     """
-    statement = SCAN_RECORDS
-    values: dict[str, float] = {"limit": MOST_NAMED_KEYS}
-    if generation.spec.result == SCORE:
-        least, most = SCALES[generation.spec.activation]
-        statement, values = SCAN_SCORES, values | {"least": least, "most": most}
-    statement = statement.format(table=generation.table_name)
-    return Validity(generation.kind, **_scan(engine, generation, statement, values, check))
-
-
-def _scan(
-    engine: Engine,
-    generation: Generation,
-    statement: str,
-    values: Mapping[str, Any],
-    check: Callable[[], None],
-) -> dict[str, Any]:
-    """Execute the statement for each range of blocks of a generation's table, each in its own transaction.
-
-    Return its columns over all ranges: sums, the smallest and the largest values, and the first keys.
-    """
+    spec = generation.spec
+    values: dict[str, Any] = {"limit": MOST_NAMED_KEYS}
+    statement, norm = SCAN_RECORDS, ""
+    if generation.kind == VECTORS:
+        kind = choose_vector_type(spec, in_collection=True).name
+        norm = "vector_norm" if kind == FLOAT32 else "l2_norm"
+        statement = SCAN_NORMS if kind in (FLOAT16, FLOAT32) and spec.has_output(DENSE) else COUNT_ROWS
+        values["tolerance"] = NORM_TOLERANCE if spec.normalize else float("inf")
+    elif spec.result == SCORE:
+        statement = SCAN_SCORES
+        values["least"], values["most"] = SCALES[spec.activation]
+    scan = text(statement.format(table=generation.table_name, norm=norm))
     with engine.connect() as connection:
         num_blocks = count_blocks(connection, generation).num_blocks
     scans: list[Row[Any]] = []
@@ -322,8 +273,9 @@ def _scan(
         check()
         blocks = {"first": f"({first},0)", "end": f"({first + BLOCKS_PER_SCAN},0)"}
         with engine.connect() as connection:
-            scans.append(connection.execute(text(statement), {**values, **blocks}).one())
-    return {name: _merge(name, column) for name, *column in zip(scans[0]._fields, *scans, strict=True)}
+            scans.append(connection.execute(scan, values | blocks).one())
+    columns = zip(scans[0]._fields, *scans, strict=True)
+    return Scan(generation.kind, {name: _merge(name, column) for name, *column in columns})
 
 
 def _merge(name: str, found: Sequence[Any]) -> Any:

@@ -36,15 +36,15 @@ from vectormill.vectors.records import group_records
 from vectormill.vectors.representations import measure_agreement, unpack
 
 SAMPLE_KEPT_TEXTS: Final = """
-    SELECT kept.key, {content} AS content
+    SELECT kept.key, {content} AS content, live.content_hash
       FROM vectormill.{attributes} AS kept TABLESAMPLE SYSTEM (:share)
       JOIN vectormill.{table} AS live ON live.key = kept.key
      WHERE kept.text IS NOT NULL ORDER BY random() LIMIT :limit
 """
 
 
-def sample_kept_texts(connection: Connection, generation: Generation, size: int) -> list[Item]:
-    """Return up to `size` random items whose texts are kept."""
+def sample_kept_texts(connection: Connection, generation: Generation, size: int) -> list[tuple[Item, bytes]]:
+    """Return up to `size` random items whose texts are kept, each with the content hash of its result."""
     table = generation.table_name
     content = send_text(choose_kind(generation.spec).text_columns, "kept")
     attributes = attributes_name(generation.id)
@@ -52,7 +52,7 @@ def sample_kept_texts(connection: Connection, generation: Generation, size: int)
     rows = connection.execute(statement, {"share": 10.0, "limit": size}).all()
     if len(rows) < size:  # a tenth of the blocks suffices unless the table is small
         rows = connection.execute(statement, {"share": 100.0, "limit": size}).all()
-    return [Item(row.key, bytes(row.content)) for row in rows]
+    return [(Item(row.key, bytes(row.content)), bytes(row.content_hash)) for row in rows]
 
 
 # Reads texts from the chunks of the last hundred jobs that wrote to the generation and still exist.
@@ -147,7 +147,7 @@ class Agreement:
 def sample_texts(connection: Connection, generation: Generation, size: int) -> tuple[list[Item], str]:
     """Return up to `size` random items whose texts are known, and a description of where these are from."""
     if kept := sample_kept_texts(connection, generation, size):
-        return kept, "texts that the collection stores"
+        return [item for item, _ in kept], "texts that the collection stores"
     items: list[Item] = []
     most = -(-size // CHUNKS_PER_SAMPLE) * 4
     for chunk in sample_chunks(connection, generation, CHUNKS_PER_SAMPLE):

@@ -25,7 +25,7 @@ QUESTIONS: list[tuple[str, TextClause, dict[str, Any]]] = [
     ("twins of a job", LIST_TWINS, {"job_id": ONE}),
     ("twins that lag", LIST_LAGGING_TWINS, {"generation_id": 1}),
     ("jobs that are unwanted", LIST_UNWANTED_JOBS, {}),
-    ("generations to prune", LIST_PRUNABLE, {"seconds": 1.0}),
+    ("generations to prune", LIST_PRUNABLE, {"seconds": 1.0, "generation_id": None}),
     ("open jobs", COUNT_OPEN_JOBS, {"generation_id": 1}),
     ("jobs without a twin", LIST_WITHOUT_TWIN, {"live_id": 1, "building_id": 2, "since_seq": 39_990}),
     (

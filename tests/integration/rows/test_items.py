@@ -14,7 +14,7 @@ from tests.integration.chunks.test_lock_order import overlap
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC, claim_next, complete, complete_on, submit, vector_of
 from vectormill.collections.collections import find_generation
-from vectormill.collections.generation_tables import UPSERT_ROWS, name_parts
+from vectormill.collections.generation_tables import UPSERT_ROWS, create_generation, name_parts
 from vectormill.collections.items import DELETE_ROWS, delete_items, delete_rows, find_item
 from vectormill.db.plans import walk_plan
 from vectormill.domain.encoding import EncodingSpec
@@ -97,16 +97,9 @@ def test_a_deletion_reaches_every_generation(engine: Engine) -> None:
 
 
 def write_other_generation(engine: Engine) -> None:
-    from vectormill.collections.generation_tables import create_generation_tables
-
     with engine.begin() as connection:
-        generation_id = connection.execute(
-            text("""
-                INSERT INTO vectormill.generations (collection_id, spec, fingerprint, state)
-                SELECT collection_id, spec, fingerprint, 'live' FROM vectormill.generations RETURNING id
-            """)
-        ).scalar_one()
-        create_generation_tables(connection, generation_id, SPEC)
+        collection_id = connection.execute(text("SELECT id FROM vectormill.collections")).scalar_one()
+        create_generation(connection, collection_id, "docs", SPEC, "live", {})
 
 
 @pytest.mark.parametrize("spec", KINDS, ids=lambda spec: spec.task)

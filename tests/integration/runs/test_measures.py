@@ -14,7 +14,7 @@ from vectormill.collections.generation_tables import upsert_rows
 from vectormill.collections.row_kinds import take_objects
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.jobs.item import Item
-from vectormill.runs.measures import measure_recall, scan_vectors
+from vectormill.runs.measures import measure_recall, scan_results
 from vectormill.runs.samples import compare_sample, sample_texts
 from vectormill.settings import Settings
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
@@ -102,8 +102,8 @@ def test_every_block_is_scanned_once(
     monkeypatch.setattr("vectormill.runs.measures.BLOCKS_PER_SCAN", 1)
     generation = fill(engine, SPEC)
     num_checks = []
-    found = scan_vectors(engine, generation, check=lambda: num_checks.append(1))
-    assert found.num_rows == 3040
+    found = scan_results(engine, generation, check=lambda: num_checks.append(1))
+    assert found.found["num_rows"] == 3040
     assert len(num_checks) > 10
 
 
