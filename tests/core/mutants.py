@@ -1539,7 +1539,7 @@ MUTANTS: Final = (
     Mutant(
         "retention takes a job that a faulty worker has written",
         "vectormill/jobs/deletion.py",
-        "    OR jobs.finished_at >= {OLDEST_UNPROVEN}\n",
+        "    OR {IS_UNPROVEN}\n",
         "",
     ),
     Mutant(
@@ -1565,5 +1565,23 @@ MUTANTS: Final = (
         "vectormill/webhooks/deliveries.py",
         "WHERE webhook.id = webhook_id AND is_enabled))",
         "WHERE false))",
+    ),
+    Mutant(
+        "a run copies a vector that a bad proof is yet to repair",
+        "vectormill/runs/differences.py",
+        "OR {IS_UNPROVEN}\n",
+        "\n",
+    ),
+    Mutant(
+        "a run copies a suspect vector",
+        "vectormill/runs/differences.py",
+        "OR id IN (SELECT job_id FROM vectormill.chunks WHERE is_suspect))",
+        "OR false)",
+    ),
+    Mutant(
+        "a run copies a vector in a place of its own that is not proven",
+        "vectormill/runs/differences.py",
+        " AND NOT EXISTS (SELECT 1 FROM doubted WHERE carries)",
+        "",
     ),
 )

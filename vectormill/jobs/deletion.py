@@ -15,7 +15,7 @@ from vectormill.jobs.jobs import lock_job
 from vectormill.jobs.twins import OWES_TWIN
 from vectormill.objects.output import CLOSING, DUE_OUTPUT_STATES, ENDED
 from vectormill.runs.run import OPEN_RUN_STATES
-from vectormill.workers.proofs import OLDEST_UNPROVEN
+from vectormill.workers.proofs import IS_UNPROVEN
 
 DISCARD_JOB = text("""
     UPDATE vectormill.jobs SET state = :state, idempotency_key = NULL, updated_at = now() WHERE id = :job_id
@@ -100,7 +100,7 @@ IS_OWED: Final = f"""(
                        OR EXISTS (SELECT 1 FROM vectormill.request_files AS file
                                    WHERE file.id = batch.output_file_id AND file.state = 'processed')))
     OR jobs.forget_at = 'infinity' AND jobs.num_failed > 0 AND jobs.metadata ? 'changes_of'
-    OR jobs.finished_at >= {OLDEST_UNPROVEN}
+    OR {IS_UNPROVEN}
 ) IS TRUE"""
 
 # Rows are locked first, so that a job which is being retried at this moment is skipped.

@@ -34,6 +34,8 @@ from vectormill.db.parameters import (
 from vectormill.db.session import driver_of
 from vectormill.domain.errors import RunError
 from vectormill.jobs.item import PAIR_MARK, Item, Items
+from vectormill.jobs.job import OPEN_JOB_STATES
+from vectormill.workers.proofs import IS_UNPROVEN
 
 NEW: Final = "n"
 CHANGED: Final = "c"
@@ -101,6 +103,7 @@ class RunTables:
             result_assignments=parts["assignments"],
             text_values=sql.SQL(", ").join(sql.SQL(TEXT_VALUES[name]) for name in texts),
             mark=sql.Literal(PAIR_MARK),
+            generation_id=sql.Literal(self.generation.id),
         )
 
 
@@ -351,27 +354,40 @@ def note_vanished(
 
 # Selects one donor row per wanted text. Results are copied before any is written, so that two rows can swap
 # places. OFFSET 0 keeps the planner from reading a whole table for what is found by key.
-MAKE_MOVED: Final = """
-    CREATE UNLOGGED TABLE {moved} WITH (autovacuum_enabled = off) AS
+# A row whose vector may yet be found faulty is no donor, since only its own job would encode it again: one in the place
+# of a job that goes on, is not proven, or has a suspect chunk. A job may also have
+# carried rows in places of their own; while such a job is in doubt, no row is a donor.
+MAKE_MOVED: Final = f"""
+    CREATE UNLOGGED TABLE {{moved}} WITH (autovacuum_enabled = off) AS
     WITH wanted AS (
-        SELECT DISTINCT content_hash FROM {changes} WHERE kind IN ('n', 'c')
+        SELECT DISTINCT content_hash FROM {{changes}} WHERE kind IN ('n', 'c')
+    ), doubted AS MATERIALIZED (
+        SELECT coalesce(place, seq) AS place, (
+                   SELECT payload.places IS NOT NULL
+                     FROM vectormill.chunks CROSS JOIN LATERAL vectormill.payload_of(chunks.id) AS payload
+                    WHERE chunks.job_id = jobs.id AND chunks.state <> 'split' LIMIT 1) AS carries
+          FROM vectormill.jobs
+         WHERE generation_id = {{generation_id}}
+           AND (state IN {OPEN_JOB_STATES} OR {IS_UNPROVEN}
+                OR id IN (SELECT job_id FROM vectormill.chunks WHERE is_suspect))
     ), donor AS MATERIALIZED (
         SELECT candidate.content_hash, min(candidate.key) AS key
           FROM DONORS AS candidate JOIN wanted ON wanted.content_hash = candidate.content_hash
+         WHERE candidate.job_seq NOT IN (SELECT place FROM doubted) AND NOT EXISTS (SELECT 1 FROM doubted WHERE carries)
          GROUP BY candidate.content_hash
     )
-    SELECT change.ordinal, change.key, change.content_hash, change.place, {live_results}
-      FROM {changes} AS change
+    SELECT change.ordinal, change.key, change.content_hash, change.place, {{live_results}}
+      FROM {{changes}} AS change
       JOIN donor ON donor.content_hash = change.content_hash
-     CROSS JOIN LATERAL (SELECT {results} FROM {table} AS live WHERE live.key = donor.key OFFSET 0) AS live
+     CROSS JOIN LATERAL (SELECT {{results}} FROM {{table}} AS live WHERE live.key = donor.key OFFSET 0) AS live
      WHERE change.kind IN ('n', 'c')
 """
 
 # The rows that this run replaces or deletes: what is renamed, moved or exchanged is among them.
 STAGED_DONORS: Final = """(
-    SELECT live.key, live.content_hash
+    SELECT live.key, live.content_hash, live.job_seq
       FROM {changes} AS staged
-     CROSS JOIN LATERAL (SELECT key, content_hash FROM {table} WHERE key = staged.key OFFSET 0) AS live
+     CROSS JOIN LATERAL (SELECT key, content_hash, job_seq FROM {table} WHERE key = staged.key OFFSET 0) AS live
      WHERE staged.kind IN ('c', 'v'))"""
 
 # All rows, in a single pass: their table has no index by text, since few runs have new rows.

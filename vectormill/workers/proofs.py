@@ -1,6 +1,6 @@
 """Periods of a worker between two proofs: what it computed in one is vouched for by the proof that ends it.
 
-Decision 0078 says how chunks and periods belong together. This module knows nothing about chunks.
+Decision 0078 says how chunks and periods belong together. Of chunks this module knows only that they name a period.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,14 +47,22 @@ def fail_period(connection: Connection, period: int, reason: str) -> None:
     connection.execute(FAIL_PERIOD, {"period": period, "reason": reason})
 
 
-# What was committed since this moment may yet turn out to be faulty; NULL if nothing can. A period is over if a proof
-# vouches for it, if it is repaired, or if its worker is gone without a bad proof.
-OLDEST_UNPROVEN = f"""
-    (SELECT min(began_at) FROM vectormill.proofs
-      WHERE proven_at IS NULL AND repaired_at IS NULL
-        AND (failed_at IS NOT NULL
-             OR incarnation IN (SELECT incarnation FROM vectormill.workers
-                                 WHERE heartbeat_at > now() - make_interval(secs => {ALIVE_SECONDS}))))
+# A period is over if a proof vouches for it, if it is repaired, or if its worker is gone without a bad proof. Before,
+# its results may yet turn out to be faulty, and their chunks be encoded again.
+_IS_OPEN = f"""
+    proven_at IS NULL AND repaired_at IS NULL
+    AND (failed_at IS NOT NULL
+         OR incarnation IN (SELECT incarnation FROM vectormill.workers
+                             WHERE heartbeat_at > now() - make_interval(secs => {ALIVE_SECONDS})))
+"""
+
+# True of a job with results of an open period. The first condition spares the chunks of older jobs; a commit takes less
+# than an hour.
+IS_UNPROVEN = f"""
+    jobs.updated_at >= (SELECT min(began_at) - interval '1 hour' FROM vectormill.proofs WHERE {_IS_OPEN})
+    AND EXISTS (SELECT 1 FROM vectormill.chunks
+                 WHERE chunks.job_id = jobs.id
+                   AND chunks.proof_id IN (SELECT id FROM vectormill.proofs WHERE {_IS_OPEN}))
 """
 
 # A worker whose row is gone, or whose heartbeat is overdue, commits nothing more.

@@ -27,6 +27,13 @@ class Debt(NamedTuple):
     pay: str
 
 
+# The chunks of the job were computed in a period that began a minute ago.
+COMPUTE = (
+    "WITH period AS (INSERT INTO vectormill.proofs (worker, incarnation, model, began_at, failed_at) "
+    "SELECT name, %s, model, now() - interval '1 minute', CAST(%s AS timestamptz) FROM vectormill.workers "
+    "RETURNING id) UPDATE vectormill.chunks SET proof_id = period.id FROM period"
+)
+
 DEBTS = (
     Debt(
         "an output that could not be closed",
@@ -82,20 +89,17 @@ DEBTS = (
     ),
     Debt(
         "a proof of a worker that is there",
-        "INSERT INTO vectormill.proofs (worker, incarnation, model, began_at) "
-        "SELECT name, incarnation, model, now() - interval '1 minute' FROM vectormill.workers",
+        COMPUTE % ("incarnation", "NULL"),
         "UPDATE vectormill.proofs SET proven_at = now()",
     ),
     Debt(
         "a proof of a worker that vanished",
-        "INSERT INTO vectormill.proofs (worker, incarnation, model, began_at) "
-        "SELECT name, incarnation, model, now() - interval '1 minute' FROM vectormill.workers",
+        COMPUTE % ("incarnation", "NULL"),
         "UPDATE vectormill.workers SET heartbeat_at = now() - interval '1 hour'",
     ),
     Debt(
         "the repair of what a faulty worker has written",
-        "INSERT INTO vectormill.proofs (worker, incarnation, model, began_at, failed_at) "
-        "SELECT 'gone', gen_random_uuid(), model, now() - interval '1 minute', now() FROM vectormill.workers",
+        COMPUTE % ("gen_random_uuid()", "now()"),
         "UPDATE vectormill.proofs SET repaired_at = now()",
     ),
 )
@@ -119,6 +123,13 @@ def test_no_job_is_discarded_that_something_is_owed(
     assert ask(engine, discard, EVER) == 0
     execute(engine, debt.pay)
     assert ask(engine, discard, EVER) == 1
+
+
+def test_a_worker_that_computes_nothing_owes_no_job_a_proof(engine: Engine) -> None:
+    register_worker(engine)
+    execute(engine, (COMPUTE % ("incarnation", "NULL")).replace("1 minute", "1 day"))
+    end_job(engine)
+    assert ask(engine, discard_ended_puts, EVER) == 1
 
 
 def test_a_client_does_not_delete_a_job_that_a_run_has_yet_to_copy(engine: Engine) -> None:
