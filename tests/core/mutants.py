@@ -1584,4 +1584,16 @@ MUTANTS: Final = (
         " AND NOT EXISTS (SELECT 1 FROM doubted WHERE carries)",
         "",
     ),
+    Mutant(
+        "an upload holds up the scrubbing of all collections",
+        "vectormill/collections/deletions.py",
+        "WHERE state = 'uploading' AND generation_id IS NULL",
+        "WHERE state = 'uploading'",
+    ),
+    Mutant(
+        "an upload keeps its collection from being deleted",
+        "vectormill/collections/removals.py",
+        "state NOT IN ('deleting', 'uploading')",
+        "state <> 'deleting'",
+    ),
 )

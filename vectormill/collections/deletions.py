@@ -110,8 +110,9 @@ FIND_UNSCRUBBED: Final = text("""
     SELECT min(collection_id) FROM vectormill.tombstones WHERE scrubbed_at IS NULL AND collection_id > :after
 """)
 
-# An upload has no generation yet, so any upload may be meant for this collection. Jobs that are being deleted still
-# have their payloads for a moment.
+# An upload has the generation that was live when it began. One without may be meant for this collection: its process is
+# of an older release, or the collection did not exist. Jobs that are being deleted still have their payloads for a
+# moment.
 FIND_OLDEST_OPEN: Final = text(f"""
     SELECT min(seq) FROM (
         SELECT oldest.place FROM vectormill.generations
@@ -121,7 +122,7 @@ FIND_OLDEST_OPEN: Final = text(f"""
                 ORDER BY coalesce(place, seq) LIMIT 1) AS oldest
          WHERE generations.collection_id = :collection_id
          UNION ALL
-        SELECT min(seq) FROM vectormill.jobs WHERE state = 'uploading'
+        SELECT min(seq) FROM vectormill.jobs WHERE state = 'uploading' AND generation_id IS NULL
          UNION ALL
         SELECT coalesce(jobs.place, jobs.seq) FROM vectormill.jobs
           LEFT JOIN vectormill.generations ON generations.id = jobs.generation_id

@@ -47,10 +47,11 @@ FIND_COLLECTION: Final = text("""
      GROUP BY collections.id
 """)
 
-# Ended jobs are locked too: a client that retries one waits, and then finds that its collection is gone.
+# Ended jobs are locked too: a client that retries one waits, and then finds that its collection is gone. An
+# upload creates the collection again if it is deleted meanwhile.
 LOCK_JOBS: Final = text("""
     SELECT id, state FROM vectormill.jobs
-     WHERE generation_id = ANY(CAST(:generation_ids AS bigint[])) AND state <> 'deleting'
+     WHERE generation_id = ANY(CAST(:generation_ids AS bigint[])) AND state NOT IN ('deleting', 'uploading')
      ORDER BY id FOR NO KEY UPDATE NOWAIT
 """)
 

@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from vectormill.collections.collections import check_collection, fit_spec, open_collection
 from vectormill.collections.generations import find_written as find_written_generation
+from vectormill.collections.generations import share_collection
 from vectormill.db.idempotency import bare_idempotency_key
 from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import (
@@ -67,12 +68,16 @@ Alongside = Callable[[Connection, Job], object]
 
 logger = logging.getLogger(__name__)
 
-# The seq is drawn here, unless it was drawn before.
+# The seq is drawn here, unless it was drawn before. The generation tells the scrubber whose texts arrive; that which is
+# written is chosen at the end.
 INSERT_JOB = text("""
     INSERT INTO vectormill.jobs
-        (id, seq, state, model, spec, priority, metadata, idempotency_key, traceparent, forget_at)
+        (id, seq, generation_id, state, model, spec, priority, metadata, idempotency_key, traceparent, forget_at)
     OVERRIDING SYSTEM VALUE
     VALUES (:id, coalesce(CAST(:seq AS bigint), nextval(pg_get_serial_sequence('vectormill.jobs', 'seq'))),
+            (SELECT generations.id FROM vectormill.generations
+               JOIN vectormill.collections ON collections.id = generations.collection_id
+              WHERE collections.name = :collection AND generations.state = 'live'),
             'uploading', :model, CAST(:spec AS jsonb), :priority, CAST(:metadata AS jsonb), :idempotency_key,
             :traceparent,
             CASE WHEN CAST(:lifetime_seconds AS double precision) = 'infinity' THEN CAST('infinity' AS timestamptz)
@@ -382,9 +387,14 @@ class JobWriter:
 
     def _insert_job(self, connection: Connection) -> None:
         job = self._new_job
+        if job.collection is not None:
+            share_collection(
+                connection, job.collection
+            )  # so that it is not deleted until the transaction ends
         values = {
             "id": self._id,
             "seq": job.seq,
+            "collection": job.collection,
             "model": job.spec.model,
             "spec": to_jsonb(job.spec.to_json()),
             "priority": job.priority,

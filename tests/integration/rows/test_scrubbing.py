@@ -14,6 +14,7 @@ from tests.waiting import wait_for
 from vectormill.collections.collections import find_generation
 from vectormill.collections.deletions import Pass, delete_scrubbed, find_pass, finish_pass
 from vectormill.collections.items import remove_items
+from vectormill.collections.removals import remove_collection, stop_work
 from vectormill.domain.errors import LeaseLost
 from vectormill.jobs.chunk import decode_payload, empty_items, encode_payload
 from vectormill.jobs.chunks import split_chunk
@@ -125,6 +126,22 @@ def test_an_upload_that_began_before_the_deletion_is_waited_for(engine: Engine) 
     scrub(engine)
     assert (residue(engine), count_unscrubbed(engine)) == ([], 0)
     assert "row k" not in read_keys(engine)
+
+
+def test_an_upload_to_another_collection_is_not_waited_for(engine: Engine) -> None:
+    submit(engine, make_items(1), collection="other")
+    complete(engine, claim_next(engine))
+    write(engine, secret_items())
+    with JobWriter(engine, NewJob(SPEC, "other"), Settings(chunk_max_items=1)) as writer:
+        for item in make_items(9):
+            writer.add(item)  # eight chunks are a part, which is written
+        delete(engine, "k")
+        scrub(engine)
+        assert (residue(engine), count_unscrubbed(engine)) == ([], 0)
+        # Its collection can be deleted, and is created again at its end.
+        stop_work(engine, "other")
+        remove_collection(engine, "other")
+        assert writer.finish().collection == "other"
 
 
 def test_a_transaction_that_began_before_the_deletion_is_waited_for(engine: Engine) -> None:
