@@ -32,7 +32,7 @@ from vectormill.runs.run import CANCELLING, Run
 from vectormill.runs.runs import claim_run
 from vectormill.settings import Settings
 from vectormill.sources.reader import Reader
-from vectormill.work.loop import Stopping, name_owner
+from vectormill.work.loop import Loop, Stopping, name_owner
 from vectormill.work.work import Lease
 from vectormill.workers.workers import beat_indexer
 
@@ -66,82 +66,75 @@ class HeldRun:
             raise RunCancelled
 
 
-class Claims:
-    """Claim runs and carry them out in threads, at most `most` at a time. Thread-safe."""
-
-    def __init__(self, engine: Engine, heart: Engine, owner: str, most: int, lease_seconds: float) -> None:
-        self._engine = engine
-        self._heart = heart
-        self._owner = owner
-        self._most = most
-        self._lease_seconds = lease_seconds
-        self._lock = threading.Lock()
-        self._held: dict[UUID, HeldRun] = {}
-        self._threads: dict[UUID, threading.Thread] = {}
-        self.is_stopping = threading.Event()
-        self._has_room = threading.Event()
-
-    def claim(self, tools: Tools) -> bool:
-        """Claim a run and start it in a thread; return False if there is none or all threads are busy."""
-        with self._lock:
-            if len(self._held) >= self._most or self.is_stopping.is_set():
-                return False
-        with self._engine.begin() as connection:
-            claimed = claim_run(connection, self._owner, self._lease_seconds)
-        if claimed is None:
-            return False
-        held = HeldRun(*claimed, self.is_stopping.is_set)
-        run_id = held.run.id
-        thread = threading.Thread(target=self._carry_out, args=(held, tools), name=f"run-{run_id.hex[:8]}")
-        with self._lock:
-            self._held[run_id] = held
-            self._threads[run_id] = thread
-        thread.start()
-        return True
-
-    def wait_for_room(self, seconds: float) -> None:
-        """Wait until a run has ended, so that another may start, or `seconds` have passed."""
-        if self._has_room.wait(seconds):
-            self._has_room.clear()
-
-    def _carry_out(self, held: HeldRun, tools: Tools) -> None:
-        run = held.run
-        logger.info("Run %s of %s continues in phase %s.", run.id, run.collection, run.phase)
-        try:
-            carry_out(held.lease, run, tools, held.check)
-        except DATABASE_ERRORS as error:
-            logger.warning("Run %s waits for its lease to expire: cannot reach Postgres: %s", run.id, error)
-        finally:
-            with self._lock:
-                del self._held[run.id], self._threads[run.id]
-            self._has_room.set()
-
-    def renew(self) -> None:
-        """Renew the leases of all runs that this process holds.
-
-        Raise an error of the database if Postgres cannot be reached; leases then stay valid until they
-        expire.
-        """
-        with self._lock:
-            held = list(self._held.values())
-        with self._heart.begin() as connection:
-            for each in held:
-                each.renew(connection)
-
-    def stop(self) -> None:
-        """Tell all runs to stop where they are, and wait for their threads."""
-        self.is_stopping.set()
-        with self._lock:
-            threads = list(self._threads.values())
-        for thread in threads:
-            thread.join()
-
-
 # A poll is one look-up in an index of open runs. Notifications of Postgres are not used, so that a connection pooler
 # may be in between.
 _POLL_SECONDS: Final = 0.25
 _TIDY_SECONDS: Final = 60.0
 _OUTAGE_SECONDS: Final = 1.0
+
+
+class RunKeeper(Loop):
+    """Carry out runs, each in one of as many threads as the settings allow."""
+
+    def __init__(
+        self,
+        database_url: str,
+        settings: Settings,
+        registry: Registry,
+        owner: str,
+        open_source: Callable[[RunContext], Reader],
+    ) -> None:
+        most = settings.indexer_runs
+        super().__init__("runs", pause_seconds=_OUTAGE_SECONDS, num_threads=most)
+        # Each run uses up to two connections: its own, and one for a job that it uploads or a source in this
+        # Postgres that it reads. One more is for claiming.
+        self._engine = make_engine(
+            database_url, application_name="vectormill indexer", pool_size=most + 1, max_overflow=most
+        )
+        self._owner = owner
+        self._lease_seconds = settings.lease_seconds
+        self._tools = Tools(self._engine, settings, registry, open_source, self.stopping.wait)
+        self._turn = threading.Lock()
+        self._held: dict[UUID, HeldRun] = {}
+        self._tidy_at = 0.0
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def step(self) -> bool:
+        """Claim a run and carry it out. One thread at a time looks for a run, or waits for Postgres."""
+        with self._turn:
+            if self.stopping.is_set():
+                return False
+            try:
+                if time.monotonic() >= self._tidy_at:
+                    self._tidy_at = time.monotonic() + _TIDY_SECONDS
+                    with self._engine.begin() as connection:
+                        drop_left_stages(connection)
+                with self._engine.begin() as connection:
+                    claimed = claim_run(connection, self._owner, self._lease_seconds)
+            except DATABASE_ERRORS:
+                self.stopping.wait(_OUTAGE_SECONDS)
+                raise
+            if claimed is None:
+                self.stopping.wait(_POLL_SECONDS)
+                return True
+            held = HeldRun(*claimed, self.stopping.is_set)
+            self._held[held.run.id] = held
+        run = held.run
+        logger.info("Run %s of %s continues in phase %s.", run.id, run.collection, run.phase)
+        try:
+            carry_out(held.lease, run, self._tools, held.check)
+        except DATABASE_ERRORS as error:
+            logger.warning("Run %s waits for its lease to expire: cannot reach Postgres: %s", run.id, error)
+        finally:
+            del self._held[run.id]
+        return True
+
+    def renew(self, connection: Connection) -> None:
+        """Renew the leases of all runs that this process holds, each of which notes if it is lost or cancelled."""
+        for held in list(self._held.values()):
+            held.renew(connection)
 
 
 def run(settings: Settings) -> None:
@@ -162,67 +155,41 @@ def serve(
     open_source: Callable[[RunContext], Reader],
 ) -> None:
     """Carry out runs until `stop` is set, then hand back those in progress."""
-    most = settings.indexer_runs
-    # Each run uses up to two connections: its own, and one for a job that it uploads or a source in this
-    # Postgres that it reads. One more is for claiming.
-    engine = make_engine(
-        database_url, application_name="vectormill indexer", pool_size=most + 1, max_overflow=most
-    )
     heart = make_engine(
         database_url, application_name="vectormill indexer leases", pool_size=1, max_overflow=0
     )
     owner = name_owner()
-    claims = Claims(engine, heart, owner, most, settings.lease_seconds)
-    tools = Tools(engine, settings, registry, open_source, claims.is_stopping.wait)
+    runs = RunKeeper(database_url, settings, registry, owner, open_source)
     heartbeat = threading.Thread(
-        target=_beat, args=(claims, heart, settings.heartbeat_seconds, stop), name="heartbeat"
+        target=_beat, args=(runs, heart, settings.heartbeat_seconds, stop), name="heartbeat"
     )
     heartbeat.start()
     try:
         with (
+            runs,
             Follower(database_url, settings, registry),
             BatchKeeper(database_url, settings, registry, owner),
             InputKeeper(database_url, settings, owner),
             OutputKeeper(database_url, settings, owner),
         ):
-            while not stop.is_set():
-                try:
-                    _serve_connected(engine, claims, tools, settings, stop)
-                except DATABASE_ERRORS as error:
-                    logger.warning("Cannot reach Postgres; retrying: %s", error)
-                    stop.wait(_OUTAGE_SECONDS)
+            stop.wait()
     finally:
         stop.set()
-        claims.stop()
         heartbeat.join()
-        engine.dispose()
         heart.dispose()
 
 
-def _serve_connected(
-    engine: Engine, claims: Claims, tools: Tools, settings: Settings, stop: threading.Event
-) -> None:
-    """Claim runs until Postgres cannot be reached or `stop` is set."""
-    tidy_at = 0.0
-    while not stop.is_set():
-        if time.monotonic() >= tidy_at:
-            tidy_at = time.monotonic() + _TIDY_SECONDS
-            with engine.begin() as connection:
-                drop_left_stages(connection)
-        while claims.claim(tools):
-            pass
-        claims.wait_for_room(_POLL_SECONDS)
-
-
-def _beat(claims: Claims, heart: Engine, seconds: float, stop: threading.Event) -> None:
+def _beat(runs: RunKeeper, heart: Engine, seconds: float, stop: threading.Event) -> None:
     """Send the heartbeat: renew the leases of all runs, and record that this indexer is alive.
 
-    Once `stop` is set, this ends at once, since all runs are being handed back.
+    Leases stay valid until they expire if Postgres cannot be reached. Once `stop` is set, this ends at once, since all
+    runs are being handed back.
     """
     is_over = False
     while not is_over:
         try:
-            claims.renew()
+            with heart.begin() as connection:
+                runs.renew(connection)
             with heart.begin() as connection:
                 beat_indexer(connection)
         except DATABASE_ERRORS as error:
