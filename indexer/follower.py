@@ -131,12 +131,21 @@ def follow_collection(engine: Engine, settings: Settings, registry: Registry, co
             return False
         collection = find_followed_collection(holding, collection_id, PATIENCE_SECONDS)
         if collection is None or collection.source is None or not collection.source.is_own_query:
-            return _forget(engine, collection_id)
+            # They come from triggers that are still there because only the table's owner can drop them.
+            with engine.begin() as connection:
+                num_changes = forget_changes(connection, collection_id)
+            logger.info("Removed %d changes that no collection follows any more.", num_changes)
+            return False
         if collection.is_busy:
             return False
         changes = list_changes(holding, collection_id, max_keys=MAX_KEYS, limit=MAX_CHANGES)
-        if changes.is_whole:
-            return _note_all(engine, collection, changes)
+        if changes.is_whole:  # the table was truncated: later rounds look up each key
+            with engine.begin() as connection:
+                remove_changes(connection, changes.ids)
+                note_every_key(connection, collection.name)
+                # These changes were removed too, but have not been processed yet.
+                note_keys(connection, collection.id, changes.keys)
+            return True
         if not changes.ids:
             return False
         try:
@@ -144,30 +153,6 @@ def follow_collection(engine: Engine, settings: Settings, registry: Registry, co
         except Conflict as error:
             logger.info("Collection %s: nothing of this round was stored: %s", collection.name, error)
             return False
-
-
-def _forget(engine: Engine, collection_id: int) -> bool:
-    """Delete the changes of a collection that follows no table.
-
-    They come from triggers that are still there because only the table's owner can drop them.
-    """
-    with engine.begin() as connection:
-        num_changes = forget_changes(connection, collection_id)
-    logger.info("Removed %d changes that no collection follows any more.", num_changes)
-    return False
-
-
-def _note_all(engine: Engine, collection: FollowedCollection, changes: Changes) -> bool:
-    """Record every key of the collection as changed, because its table was truncated.
-
-    Later rounds look up each key.
-    """
-    with engine.begin() as connection:
-        remove_changes(connection, changes.ids)
-        note_every_key(connection, collection.name)
-        # These changes were removed too, but have not been processed yet.
-        note_keys(connection, collection.id, changes.keys)
-    return True
 
 
 def _apply(

@@ -27,6 +27,7 @@ from indexer.reindexing import (
 )
 from indexer.swapping import swap
 from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_lasting, is_outage, is_shortage
+from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import LeaseLost, RunCancelled, SourceInterrupted, VectormillError
 from vectormill.models.registry import Registry
 from vectormill.runs.differences import StageLost, drop_stage
@@ -47,7 +48,7 @@ from vectormill.runs.run import (
     phase_after,
     state_at_end,
 )
-from vectormill.runs.runs import abandon_run, end_run, find_run, hold_run, report_run
+from vectormill.runs.runs import REPORT_RUN, abandon_run, end_run, find_run, hold_run
 from vectormill.settings import Settings
 from vectormill.sources.reader import Reader
 from vectormill.tracing import span
@@ -184,7 +185,7 @@ def _make_context(lease: Lease, tools: Tools, check: Callable[[], None]) -> RunC
 
     def report(phase: str, found: Mapping[str, Any]) -> None:
         with tools.engine.begin() as connection:
-            report_run(connection, lease, phase, found)
+            lease.keep(connection, REPORT_RUN, phase=phase, found=to_jsonb(dict(found)))
 
     with tools.engine.connect() as connection:
         run = find_run(connection, lease.key)

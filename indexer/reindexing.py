@@ -67,7 +67,7 @@ from vectormill.runs.run import (
     is_as_confirmed,
     refuse_change,
 )
-from vectormill.runs.runs import forget_attempts, refuse_without_texts
+from vectormill.runs.runs import FORGET_ATTEMPTS, refuse_without_texts
 from vectormill.sources.opening import find_present, open_source
 from vectormill.sources.own_texts import CarriedTextReader
 from vectormill.sources.reader import Reader, SourcePlace
@@ -505,7 +505,7 @@ def await_job(context: RunContext, progress: ClaimProgress, job_id: UUID, wait: 
             num_open = job.num_open_chunks
         elif job.num_open_chunks < num_open and not has_advanced:
             with context.engine.begin() as connection:
-                forget_attempts(connection, progress.lease)
+                progress.lease.keep(connection, FORGET_ATTEMPTS)
             has_advanced = True
         if job.is_terminal:
             return job

@@ -23,12 +23,11 @@ from vectormill.collections.descriptions import (
     CollectionSummary,
     OpenRun,
     describe_collection,
-    find_index_progress,
     list_collection_rows,
     list_open_runs,
     list_standings,
 )
-from vectormill.collections.indexes import BuildProgress
+from vectormill.collections.indexes import BuildProgress, find_progress
 from vectormill.domain.credentials import hide_in_options
 from vectormill.domain.errors import VectormillError
 from vectormill.search.filter import read_filters
@@ -106,15 +105,16 @@ def read_collections(connection: Connection, console: Console, after: str | None
 def read_collection(connection: Connection, console: Console, name: CollectionName) -> CollectionView:
     """Return all that the page of a collection shows. Raise CollectionNotFound."""
     found = describe_collection(connection, name)
-    building = [
-        generation.id
+    builds = {
+        generation.id: progress
         for generation in found.generations
         if any(index.state == "building" for index in generation.indexes)
-    ]
+        and (progress := find_progress(connection, generation.id)) is not None
+    }
     return CollectionView(
         found=found,
         open_runs=list_open_runs(connection, found.row.id),
-        builds=find_index_progress(connection, building),
+        builds=builds,
         source_options=hide_in_options(found.source.options) if found.source else {},
     )
 

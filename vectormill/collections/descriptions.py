@@ -10,17 +10,15 @@ from typing import Any, Final
 from uuid import UUID
 
 import psycopg
-from sqlalchemy import Connection, Row, TextClause, text
+from sqlalchemy import Connection, Row, text
 from sqlalchemy.exc import OperationalError
 
 from vectormill.collections.generation_tables import table_name
 from vectormill.collections.indexes import (
     COUNTED_BYTES,
     INDEX_STATE,
-    BuildProgress,
     FoundIndex,
     find_indexes,
-    find_progress,
     find_wishes,
 )
 from vectormill.db.locks import limit_time
@@ -136,10 +134,10 @@ ESTIMATE_ROWS: Final = """
          ELSE pg_stat_get_live_tuples(class.oid) END
 """
 
-LIST_COLLECTIONS = f"""
+LIST_COLLECTIONS = text(f"""
     SELECT collections.id, collections.name, live.spec, collections.keep_text, collections.language,
            collections.created_at, now() AS now,
-           coalesce({{estimate}}, 0) AS num_rows,
+           coalesce({ESTIMATE_ROWS}, 0) AS num_rows,
            (SELECT coalesce(sum(pg_total_relation_size(to_regclass('vectormill.generation_' || id || suffix))), 0)
               FROM vectormill.generations
              CROSS JOIN unnest(ARRAY['', '_attributes', '_fill', '_fill_attributes']) AS suffix
@@ -156,11 +154,7 @@ LIST_COLLECTIONS = f"""
             OR collections.name > (SELECT before.name FROM vectormill.collections AS before WHERE before.id = :after))
      ORDER BY collections.name
      LIMIT :limit
-"""
-
-
-def _with_estimate(statement: str) -> TextClause:
-    return text(statement.format(estimate=ESTIMATE_ROWS))
+""")
 
 
 def list_collection_rows(connection: Connection, *, after: int | None, limit: int) -> list[CollectionRow]:
@@ -168,9 +162,7 @@ def list_collection_rows(connection: Connection, *, after: int | None, limit: in
 
     `after` is the id of the last collection of the previous page, or None; a `limit` of None returns all.
     """
-    rows = connection.execute(
-        _with_estimate(LIST_COLLECTIONS), {"name": None, "after": after, "limit": limit}
-    )
+    rows = connection.execute(LIST_COLLECTIONS, {"name": None, "after": after, "limit": limit})
     return [_collection_row(row) for row in rows]
 
 
@@ -179,10 +171,10 @@ def _collection_row(row: Row[Any]) -> CollectionRow:
     return CollectionRow(**values)
 
 
-LIST_GENERATIONS = """
+LIST_GENERATIONS = text(f"""
     SELECT generation.id, generation.state, generation.fingerprint, generation.spec, generation.created_at,
            generation.live_at, generation.retired_at, generation.report,
-           coalesce({estimate}, 0) AS num_rows,
+           coalesce({ESTIMATE_ROWS}, 0) AS num_rows,
            coalesce(pg_table_size(class.oid), 0) AS table_bytes,
            coalesce(pg_indexes_size(class.oid), 0) AS index_bytes,
            coalesce(pg_total_relation_size(coalesce(
@@ -194,7 +186,7 @@ LIST_GENERATIONS = """
                to_regclass('vectormill.generation_' || generation.id))
      WHERE generation.collection_id = :id AND generation.state <> 'pruned'
      ORDER BY generation.id DESC
-"""
+""")
 
 FIND_LAST_SYNC = text(f"""
     SELECT id, finished_at, num_seen, num_failed, job_id FROM vectormill.runs
@@ -237,14 +229,18 @@ def describe_collection(
 
     Raise CollectionNotFound, and SearchTimeout if counting takes longer than `timeout_seconds`.
     """
-    found = connection.execute(
-        _with_estimate(LIST_COLLECTIONS), {"name": name, "after": None, "limit": 1}
-    ).one_or_none()
+    found = connection.execute(LIST_COLLECTIONS, {"name": name, "after": None, "limit": 1}).one_or_none()
     if found is None:
         raise CollectionNotFound(f"Collection {name!r} does not exist; see `vectormill collections list`.")
     row = _collection_row(found)
     of_it = {"id": row.id}
-    generations = _list_generations(connection, row.id)
+    generations = [
+        GenerationDescription(
+            **(each._asdict() | {"spec": EncodingSpec.from_json(each.spec)}),
+            indexes=find_indexes(connection, each.id),
+        )
+        for each in connection.execute(LIST_GENERATIONS, of_it).all()
+    ]
     live = next(generation for generation in generations if generation.state == "live")
     wishes = find_wishes(connection, live.id)
     waiting = connection.execute(COUNT_WAITING_CHANGES, of_it | {"limit": MOST_WAITING_CHANGES}).one()
@@ -266,17 +262,6 @@ def describe_collection(
         if counts_rows or live.table_bytes <= COUNTED_BYTES
         else None,
     )
-
-
-def _list_generations(connection: Connection, collection_id: int) -> list[GenerationDescription]:
-    rows = connection.execute(_with_estimate(LIST_GENERATIONS), {"id": collection_id}).all()
-    return [
-        GenerationDescription(
-            **(row._asdict() | {"spec": EncodingSpec.from_json(row.spec)}),
-            indexes=find_indexes(connection, row.id),
-        )
-        for row in rows
-    ]
 
 
 def _find_coverage(connection: Connection, collection_id: int) -> Coverage | None:
@@ -409,9 +394,3 @@ def list_open_runs(connection: Connection, collection_id: int) -> list[OpenRun]:
     """Return the open runs of a collection, the oldest first: the one at work, then those that wait for it."""
     values = {"id": collection_id, "limit": MOST_OPEN_RUNS}
     return [OpenRun(**row._mapping) for row in connection.execute(LIST_OPEN_RUNS, values)]
-
-
-def find_index_progress(connection: Connection, generation_ids: Sequence[int]) -> dict[int, BuildProgress]:
-    """Return the progress of the index builds on these generations, by generation id."""
-    found: dict[int, Any] = {each: find_progress(connection, each) for each in generation_ids}
-    return {each: progress for each, progress in found.items() if progress is not None}

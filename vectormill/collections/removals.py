@@ -94,16 +94,6 @@ LIST_DEPENDENTS: Final = text("""
      ORDER BY name
 """)
 
-# Somebody may have replaced the collection's view by another, which stays.
-IS_OUR_VIEW: Final = text("""
-    SELECT EXISTS (
-        SELECT 1 FROM pg_depend AS link
-          JOIN pg_rewrite AS rule ON link.classid = CAST('pg_rewrite' AS regclass) AND link.objid = rule.oid
-          JOIN pg_class AS view ON view.oid = rule.ev_class AND view.relkind = 'v'
-         WHERE view.oid = to_regclass(:view) AND link.refclassid = CAST('pg_class' AS regclass)
-           AND link.refobjid IN (SELECT to_regclass(name) FROM unnest(CAST(:tables AS text[])) AS name))
-""")
-
 # The last column counts sources and schedules.
 COUNT_ROWS: Final = """
     SELECT count(*), count(*) FILTER (WHERE job_seq = :place),
@@ -159,7 +149,9 @@ def _remove(connection: Connection, name: str, num_imported: int | None) -> None
     dependents = list(connection.execute(LIST_DEPENDENTS, {"relations": [view, *tables]}).scalars())
     if dependents:
         raise _depended_on(name, ", ".join(dependents))
-    if connection.execute(IS_OUR_VIEW, {"view": view, "tables": tables}).scalar_one():
+    # Somebody may have replaced the collection's view by another, which stays.
+    read = connection.execute(LIST_TABLES_OF_VIEW, {"view": view}).scalars()
+    if any(f"vectormill.{table}" in tables for table in read):
         _drop_view(connection, name)
     remove_triggers(connection, found.id)
     connection.execute(DELETE_COLLECTION, {"collection_id": found.id})
@@ -291,8 +283,9 @@ LIST_TABLES_OF_VIEW: Final = text("""
     SELECT DISTINCT class.relname
       FROM pg_depend AS link
       JOIN pg_rewrite AS rule ON link.classid = CAST('pg_rewrite' AS regclass) AND link.objid = rule.oid
+      JOIN pg_class AS view ON view.oid = rule.ev_class AND view.relkind = 'v'
       JOIN pg_class AS class ON class.oid = link.refobjid AND class.relkind = 'r'
-     WHERE rule.ev_class = to_regclass(:view) AND link.refclassid = CAST('pg_class' AS regclass)
+     WHERE view.oid = to_regclass(:view) AND link.refclassid = CAST('pg_class' AS regclass)
      ORDER BY class.relname
 """)
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, text
 
 from vectormill.runs.differences import list_failed_keys
 from vectormill.runs.run import GOOD_RUN_STATES, READING, REINDEX, Run
@@ -62,13 +62,10 @@ def begin_mark(
     hours = int(source.options.get("full_every_hours", FULL_EVERY_HOURS))
     if not connection.scalar(IS_RECENT, {"moment": last["whole_at"], "hours": hours}):
         return whole, []
-    failed = list_failed(connection, found[0])
-    return (whole, []) if failed is None else ({**last, "since": before["newest"]}, failed)
-
-
-def list_failed(connection: Connection, run: Row[Any]) -> list[str] | None:
-    """Return the keys of the rows that a run could not encode; None if its job is gone, or if they are too many."""
-    if not run.num_failed:
-        return []
-    failed = list_failed_keys(connection, run.job_id, after=-1, limit=MOST_FAILED + 1)
-    return [key for _, key, _ in failed] if run.has_job and len(failed) <= MOST_FAILED else None
+    mark = {**last, "since": before["newest"]}
+    if not found[0].num_failed:
+        return mark, []
+    failed = list_failed_keys(connection, found[0].job_id, after=-1, limit=MOST_FAILED + 1)
+    if not found[0].has_job or len(failed) > MOST_FAILED:
+        return whole, []
+    return mark, [key for _, key, _ in failed]

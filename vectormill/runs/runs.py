@@ -353,22 +353,14 @@ def hold_run(connection: Connection, lease: Lease) -> None:
         raise RunCancelled
 
 
+# Records the findings of a phase, replacing earlier ones of the same phase.
 REPORT_RUN = RUNS.compose_keeping(
     "report = report || jsonb_build_object(CAST(:phase AS text), CAST(:found AS jsonb))"
 )
 
 
-def report_run(connection: Connection, lease: Lease, phase: str, found: Mapping[str, Any]) -> None:
-    """Record the findings of a phase, replacing earlier ones of the same phase. Raise LeaseLost."""
-    lease.keep(connection, REPORT_RUN, phase=phase, found=to_jsonb(dict(found)))
-
-
+# An attempt that has made progress counts as the first.
 FORGET_ATTEMPTS = RUNS.compose_keeping("attempt = 1")
-
-
-def forget_attempts(connection: Connection, lease: Lease) -> None:
-    """Reset a run's attempts to 1, because the present attempt has made progress. Raise LeaseLost."""
-    lease.keep(connection, FORGET_ATTEMPTS)
 
 
 # A run that is being cancelled ends as `cancelled`, whatever state its indexer reports.
