@@ -5,6 +5,7 @@ Searches are in vectormill/search/matches.py.
 
 from typing import Final
 
+from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
 from vectormill.collections.codebooks import check_codes
@@ -19,10 +20,8 @@ from vectormill.collections.collection import (
     require_vectors,
 )
 from vectormill.collections.generation_tables import (
-    attributes_name,
     create_generation,
     point_view_at,
-    rewrite_language,
 )
 from vectormill.collections.generations import (
     FROM_GENERATIONS,
@@ -33,6 +32,7 @@ from vectormill.collections.generations import (
 )
 from vectormill.db.locks import act_in_short_locks
 from vectormill.db.parameters import to_jsonb
+from vectormill.db.session import driver_of
 from vectormill.domain.encoding import FLOAT16, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import (
     CollectionNotFound,
@@ -205,44 +205,63 @@ def change_collection(
 
     def change(connection: Connection) -> None:
         lock_collection(connection, name)
-        found = connection.execute(FIND_LANGUAGE, {"name": name}).all()
-        if not found:
+        found = connection.execute(FIND_LANGUAGE, {"name": name}).one_or_none()
+        if found is None:
             raise CollectionNotFound(
                 f"Collection {name!r} does not exist; see `vectormill collections list`."
             )
-        if language is not None and language != found[0].language:
+        if language is not None and language != found.language:
             check_language(connection, language)
-            for row in found:
-                refuse_long_rewrite(connection, name, row.generation_id)
-                rewrite_language(connection, row.generation_id, language)
-        values = {"collection_id": found[0].id, "keep_text": keep_text, "language": language}
+            for table in found.tables:
+                rewrite_language(connection, name, table, language)
+        values = {"collection_id": found.id, "keep_text": keep_text, "language": language}
         connection.execute(CHANGE_COLLECTION, values)
 
     act_in_short_locks(engine, change, patience_seconds=10)
 
 
+# The tables with kept texts include those of a generation's first fill.
 FIND_LANGUAGE = text("""
-    SELECT collections.id, collections.language, generations.id AS generation_id
+    SELECT id, language, ARRAY(
+               SELECT CAST(class.relname AS text)
+                 FROM vectormill.generations
+                 JOIN pg_class AS class ON class.oid IN (
+                          to_regclass('vectormill.generation_' || generations.id || '_attributes'),
+                          to_regclass('vectormill.generation_' || generations.id || '_fill_attributes'))
+                WHERE generations.collection_id = collections.id
+                ORDER BY class.relname) AS tables
       FROM vectormill.collections
-      JOIN vectormill.generations ON generations.collection_id = collections.id AND generations.state <> 'pruned'
-     WHERE collections.name = :name
-     ORDER BY generations.id
+     WHERE name = :name
 """)
 
 COUNT_TEXTS: Final = """
-    SELECT count(*) FROM (SELECT 1 FROM vectormill.{table} WHERE text IS NOT NULL LIMIT :limit) AS kept
+    SELECT count(*) FROM (SELECT 1 FROM {table} WHERE text IS NOT NULL LIMIT %(limit)s) AS kept
+"""
+
+# Dropping the column drops its full-text index, which the next index run builds again.
+REWRITE_LANGUAGE: Final = """
+    ALTER TABLE {table}
+        DROP COLUMN search,
+        ADD COLUMN search tsvector GENERATED ALWAYS AS (to_tsvector({language}::regconfig, text)) STORED
 """
 
 
-def refuse_long_rewrite(connection: Connection, name: str, generation_id: int) -> None:
-    statement = text(COUNT_TEXTS.format(table=attributes_name(generation_id)))
-    num_texts = connection.execute(statement, {"limit": MOST_REWRITTEN_TEXTS + 1}).scalar_one()
+def rewrite_language(connection: Connection, name: str, table: str, language: str) -> None:
+    """Parse every kept text of a table again with another text search configuration. Raise Conflict if they are many.
+
+    The table stays locked for reading and writing until the transaction ends.
+    """
+    driver, place = driver_of(connection), sql.Identifier("vectormill", table)
+    limit = {"limit": MOST_REWRITTEN_TEXTS + 1}
+    ((num_texts,),) = driver.execute(sql.SQL(COUNT_TEXTS).format(table=place), limit).fetchall()
     if num_texts > MOST_REWRITTEN_TEXTS:
         raise Conflict(
             f"Collection {name!r} keeps more than {MOST_REWRITTEN_TEXTS:,} texts, and parsing them again for another "
             "language would block all reads and writes meanwhile. Create a new collection in that language and "
             "index the texts into it."
         )
+    configuration = sql.Literal(f"pg_catalog.{language}")
+    driver.execute(sql.SQL(REWRITE_LANGUAGE).format(table=place, language=configuration))
 
 
 INSERT_COLLECTION = text("""

@@ -45,27 +45,6 @@ def attributes_name(generation_id: int) -> str:
     return f"generation_{generation_id}_attributes"
 
 
-# Dropping the column drops its full-text index, which the next index run builds again.
-REWRITE_LANGUAGE: Final = """
-    ALTER TABLE IF EXISTS {name}
-        DROP COLUMN search,
-        ADD COLUMN search tsvector GENERATED ALWAYS AS (to_tsvector({language}::regconfig, text)) STORED
-"""
-
-
-def rewrite_language(connection: Connection, generation_id: int, language: str) -> None:
-    """Re-parse every kept text with another text search configuration.
-
-    This rewrites the attributes tables, which stay locked for reading and writing until the transaction ends.
-    """
-    for name in (attributes_name(generation_id), filled_names(generation_id)[1]):
-        driver_of(connection).execute(
-            sql.SQL(REWRITE_LANGUAGE).format(
-                name=sql.Identifier("vectormill", name), language=sql.Literal(f"pg_catalog.{language}")
-            )
-        )
-
-
 # Attributes are written only for rows that this job has just written: the results table decides which job is newest,
 # and its rows are locked. If a run with a later place has changed only the attributes, the row was not written either.
 UPSERT_ATTRIBUTES: Final = """

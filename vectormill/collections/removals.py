@@ -26,13 +26,14 @@ from vectormill.db.session import driver_of
 from vectormill.domain.errors import (
     CollectionInUse,
     CollectionNotFound,
-    JobNotFound,
+    Conflict,
     LocksHeld,
-    WrongJobState,
+    NotFound,
 )
-from vectormill.jobs.job import STEERABLE_JOB_STATES
+from vectormill.jobs.job import STEERABLE_JOB_STATES, TERMINAL_JOB_STATES
 from vectormill.jobs.jobs import cancel_job
 from vectormill.runs.run import CLAIMED_RUN_STATES, STEERABLE_RUN_STATES, UNCLAIMED_RUN_STATES
+from vectormill.runs.runs import cancel_run
 from vectormill.sources.following import list_followed_tables, remove_triggers
 
 logger = logging.getLogger(__name__)
@@ -63,15 +64,11 @@ LIST_OPEN_RUNS: Final = text(f"""
      ORDER BY id
 """)
 
-CANCEL_RUNS: Final = text(f"""
-    UPDATE vectormill.runs
-       SET state = CASE WHEN is_held THEN 'cancelling' ELSE 'cancelled' END,
-           finished_at = CASE WHEN is_held THEN NULL ELSE now() END, updated_at = now()
-      FROM (SELECT id AS run_id, state IN {CLAIMED_RUN_STATES} AND lease_until > now() AS is_held
-              FROM vectormill.runs
-             WHERE collection_id = (SELECT id FROM vectormill.collections WHERE name = :name)
-               AND state IN {STEERABLE_RUN_STATES}) AS open
-     WHERE id = run_id
+LIST_STEERABLE_RUNS: Final = text(f"""
+    SELECT run.id FROM vectormill.runs AS run
+      JOIN vectormill.collections ON collections.id = run.collection_id
+     WHERE collections.name = :name AND run.state IN {STEERABLE_RUN_STATES}
+     ORDER BY run.created_at
 """)
 
 LIST_OPEN_JOBS: Final = text(f"""
@@ -107,13 +104,13 @@ DELETE_COLLECTION: Final = text("DELETE FROM vectormill.collections WHERE id = :
 
 def stop_work(engine: Engine, name: str) -> None:
     """Cancel every open job and run of a collection. Workers and indexers stop working on them within seconds."""
-    with engine.begin() as connection:
-        connection.execute(CANCEL_RUNS, {"name": name})
-        job_ids = list(connection.execute(LIST_OPEN_JOBS, {"name": name}).scalars())
-    for job_id in job_ids:
-        # The job may have ended meanwhile.
-        with suppress(JobNotFound, WrongJobState), engine.begin() as connection:
-            cancel_job(connection, job_id)
+    for listed, cancel in ((LIST_STEERABLE_RUNS, cancel_run), (LIST_OPEN_JOBS, cancel_job)):
+        with engine.connect() as connection:
+            ids = list(connection.execute(listed, {"name": name}).scalars())
+        for each in ids:
+            # It may have ended meanwhile.
+            with suppress(NotFound, Conflict), engine.begin() as connection:
+                cancel(connection, each)
 
 
 def remove_collection(engine: Engine, name: str, *, num_imported: int | None = None) -> None:
@@ -178,8 +175,8 @@ def _refuse_open_work(
 ) -> None:
     jobs = connection.execute(LOCK_JOBS, {"generation_ids": generation_ids}).all()
     runs = connection.execute(LIST_OPEN_RUNS, {"collection_id": collection_id}).all()
-    ended = ("completed", "completed_with_errors", "failed", "cancelled")
-    open_work = [("job", job) for job in jobs if job.state not in ended] + [("run", run) for run in runs]
+    open_jobs = [("job", job) for job in jobs if job.state not in TERMINAL_JOB_STATES]
+    open_work = open_jobs + [("run", run) for run in runs]
     if open_work:
         named = ", ".join(f"{noun} {work.id} ({work.state})" for noun, work in open_work[:MOST_NAMED])
         more = f" and {len(open_work) - MOST_NAMED} more" if len(open_work) > MOST_NAMED else ""

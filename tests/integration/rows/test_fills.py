@@ -35,6 +35,7 @@ from vectormill.collections.removals import drop_orphaned_tables, remove_collect
 from vectormill.collections.row_kinds import choose_kind, take_objects
 from vectormill.collections.swaps import discard_generation, prune_retired_generations
 from vectormill.domain.encoding import VECTOR_TYPES, EncodingSpec
+from vectormill.domain.errors import Conflict
 from vectormill.domain.task import RECORD, REPRESENTATIONS, VECTOR
 from vectormill.jobs.chunk import Claim
 from vectormill.jobs.item import Item, Items
@@ -288,6 +289,17 @@ def test_a_discarded_or_removed_fill_leaves_no_table(engine: Engine) -> None:
     remove_collection(engine, "docs")
     assert drop_orphaned_tables(engine) == 6
     assert execute(engine, LIST_TABLES).all() == []
+
+
+def test_texts_of_a_fill_count_among_those_that_another_language_would_parse_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vectormill.collections.collections.MOST_REWRITTEN_TEXTS", 3)
+    ask(engine, create_collection, "docs", SPEC, KEEPING, 100)
+    begin(engine, [row(str(number), "filled") for number in range(4)])
+    encode_all(engine)
+    with pytest.raises(Conflict, match="would block"):
+        change_collection(engine, "docs", language="english")
 
 
 def test_a_language_that_is_chosen_during_a_fill_is_that_of_its_rows(engine: Engine) -> None:
