@@ -244,19 +244,27 @@ def create_generation(
 
 
 CREATE_VIEW: Final = """
-    CREATE OR REPLACE VIEW {name} AS
+    CREATE OR REPLACE VIEW {name} {options} AS
     SELECT live.key, {results}, attributes.metadata, live.content_hash, live.job_seq, {texts}
       FROM {table} AS live LEFT JOIN {attributes} AS attributes ON attributes.key = live.key
 """
 
 
-def point_view_at(connection: Connection, generation: Generation) -> None:
-    """Create or replace the collection's SQL view so that it reads this generation."""
+def point_view_at(connection: Connection, generation: Generation, options: Sequence[str] = ()) -> None:
+    """Create or replace the collection's SQL view so that it reads this generation.
+
+    It has these `options`, each as `name=value`; Postgres takes all others away from a view that it replaces.
+    """
     kind = choose_kind(generation.spec)
     # The text that a passage is read in is not shown: the view is the same with and without late chunking.
     shown = kind.text_columns[:1] if generation.kind == VECTORS else kind.text_columns
+    pairs = [option.split("=", 1) for option in options]
+    chosen = sql.SQL(", ").join(
+        sql.SQL("{} = {}").format(sql.Identifier(name), sql.Literal(value)) for name, value in pairs
+    )
     driver_of(connection).execute(
         sql.SQL(CREATE_VIEW).format(
+            options=sql.SQL("WITH ({})").format(chosen) if pairs else sql.SQL(""),
             name=sql.Identifier("public", generation.collection),
             results=sql.SQL(", ").join(kind.shown(generation.spec)),
             texts=sql.SQL(", ").join(sql.Identifier("attributes", name) for name in shown),

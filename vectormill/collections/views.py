@@ -83,8 +83,9 @@ def replace_view(connection: Connection, generation: Generation) -> None:
     }
     with driver.cursor(row_factory=namedtuple_row) as cursor:
         view: Any = cursor.execute(FIND_VIEW, values).fetchone()
+        options = () if view is None else view.options
         if view is None or not view.has_other_columns:
-            point_view_at(connection, generation)
+            point_view_at(connection, generation, options)
             return
         name = sql.Identifier("public", collection)
         grants = cursor.execute(LIST_GRANTS, {"oid": view.oid}).fetchall()
@@ -96,7 +97,7 @@ def replace_view(connection: Connection, generation: Generation) -> None:
             cursor.execute(sql.SQL(DROP_VIEW).format(name=name))
         except psycopg.errors.DependentObjectsStillExist as error:
             raise SwapRefused(_explain(collection, error.diag.message_detail or "other objects")) from error
-        point_view_at(connection, generation)
+        point_view_at(connection, generation, options)
         _give(cursor, collection, view, grants, comments)
 
 
@@ -109,15 +110,11 @@ def _explain(collection: str, dependents: str) -> str:
 
 
 def _give(cursor: Any, collection: str, view: Any, grants: list[Any], comments: list[Any]) -> None:
-    """Give the new view the options, grants, comments and owner of the old one, without default privileges."""
+    """Give the new view the grants, comments and owner of the old one, without default privileges."""
     name = sql.Identifier("public", collection)
     new = cursor.execute("SELECT to_regclass(format('public.%%I', %s::text))::oid AS oid", (collection,))
     for grantee in {grant.grantee for grant in cursor.execute(LIST_GRANTS, {"oid": new.fetchone().oid})}:
         cursor.execute(sql.SQL("REVOKE ALL ON {} FROM {}").format(name, _role(grantee)))
-    for option in view.options:
-        key, _, value = option.partition("=")
-        statement = sql.SQL("ALTER VIEW {} SET ({} = {})")
-        cursor.execute(statement.format(name, sql.Identifier(key), sql.Literal(value)))
     for grant in grants:
         column = sql.SQL(" ({})").format(sql.Identifier(grant.column)) if grant.column else sql.SQL("")
         ending = sql.SQL(" WITH GRANT OPTION" if grant.is_grantable else "")

@@ -266,6 +266,14 @@ def test_a_view_whose_vectors_change_their_type_keeps_grants_comments_and_option
     execute(admin, "DROP ROLE reader_of_docs")
 
 
+def test_a_view_that_is_replaced_in_place_keeps_its_options(engine: Engine) -> None:
+    put(engine, "k")
+    encode_all(engine)
+    execute(engine, "ALTER VIEW docs SET (security_barrier = true)")
+    swap(engine, build(engine))
+    assert ask(engine, describe_view)["reloptions"] == ["security_barrier=true"]
+
+
 def describe_view(connection: Connection) -> dict[str, Any]:
     row = connection.execute(
         text("""
