@@ -8,12 +8,11 @@ may go live.
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
-from indexer.context import RunContext
+from indexer.context import RunContext, Wait
 from vectormill.collections.collection import BUILDING, LIVE, VECTORS, Generation
 from vectormill.collections.collections import find_generation
 from vectormill.collections.coverage import (
@@ -47,8 +46,6 @@ MOST_FAILED_SHARE: Final = 0.01
 # How long to wait for twins of the last puts; a worker may have to load the new model first.
 TWINS_PATIENCE_SECONDS: Final = 600.0
 _PAUSE_SECONDS: Final = 0.2
-
-Wait = Callable[[float], object]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ from vectormill.runs.runs import SAVE_RUN
 from vectormill.settings import Settings
 from vectormill.work.work import Lease
 
+# Sleeps for a number of seconds, or less if the indexer is to stop.
+Wait = Callable[[float], object]
+
 
 @dataclass(frozen=True, slots=True)
 class RunContext:

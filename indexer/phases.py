@@ -12,11 +12,10 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine
 
 from indexer.checking import check_collection, check_generation
-from indexer.context import ClaimProgress, RunContext
+from indexer.context import ClaimProgress, RunContext, Wait
 from indexer.indexing import drop_before_bulk, index
 from indexer.reindexing import (
     RunHeld,
-    Wait,
     begin_reading,
     compare,
     delete_vanished,

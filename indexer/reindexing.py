@@ -12,14 +12,14 @@ was interrupted.
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 from uuid import UUID, uuid4
 
 from sqlalchemy import Connection
 
-from indexer.context import ClaimProgress, RunContext, Target, find_target, make_target
+from indexer.context import ClaimProgress, RunContext, Target, Wait, find_target, make_target
 from indexer.filling import end_fill
 from vectormill.collections.collection import BUILDING
 from vectormill.collections.collections import find_generation
@@ -355,9 +355,6 @@ _TEXTS_PER_BATCH: Final = 200
 _ROWS_PER_BATCH: Final = 2000
 # A section of the run's report, in addition to those of the phases.
 KEPT_TEXTS: Final = "kept_texts"
-
-# Sleeps for a number of seconds, or less if the indexer is to stop.
-Wait = Callable[[float], object]
 
 
 class EncodingEnded(RunError):

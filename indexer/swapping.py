@@ -12,7 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from indexer.context import RunContext
+from indexer.context import RunContext, Wait
 from vectormill.collections.collection import BUILDING, Generation
 from vectormill.collections.generations import find_generation_by_id
 from vectormill.collections.swaps import (
@@ -35,7 +35,6 @@ FIRST_TURN_SECONDS: Final = 5.0
 HELD_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = 0.5
 
-Wait = Callable[[float], object]
 Clock = Callable[[], float]
 
 

@@ -24,10 +24,8 @@ from vectormill.collections.generation_tables import (
     point_view_at,
 )
 from vectormill.collections.generations import (
-    FROM_GENERATIONS,
-    GENERATION_COLUMNS,
+    find_in_state,
     lock_collection,
-    read_generation,
     share_collection,
 )
 from vectormill.db.locks import act_in_short_locks
@@ -45,11 +43,6 @@ from vectormill.domain.errors import (
 # Postgres parses some 20,000 texts a second into lexemes, and nobody can read or write the table meanwhile.
 MOST_REWRITTEN_TEXTS: Final = 100_000
 
-FIND_LIVE_GENERATION = text(f"""
-    SELECT {GENERATION_COLUMNS} {FROM_GENERATIONS}
-     WHERE generations.state = 'live' AND collections.name = :name
-""")
-
 KEEPS_TEXTS = text("SELECT keep_text FROM vectormill.collections WHERE id = :collection_id")
 
 IS_COLLECTION = text("SELECT EXISTS (SELECT 1 FROM vectormill.collections WHERE name = :name)")
@@ -61,13 +54,13 @@ IS_RELATION = text("SELECT to_regclass(:schema || '.' || quote_ident(:name)) IS 
 
 def find_generation(connection: Connection, name: str) -> Generation:
     """Return the live generation of a collection. Raise CollectionNotFound."""
-    row = connection.execute(FIND_LIVE_GENERATION, {"name": name}).one_or_none()
-    if row is None:
+    live = find_in_state(connection, name, LIVE)
+    if live is None:
         raise CollectionNotFound(
             f"Collection {name!r} does not exist: create it with `vectormill collections create {name}`, or with the "
             "first job that names it."
         )
-    return read_generation(row)
+    return live
 
 
 def keeps_texts(connection: Connection, collection_id: int) -> bool:

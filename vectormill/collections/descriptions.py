@@ -364,16 +364,11 @@ class OpenRun:
     """A run that has not ended, with the progress of the job that encodes its items."""
 
     id: UUID
-    kind: str
     state: str
     phase: str | None
-    error: str | None
     generation_id: int | None
-    num_seen: int
-    job_id: UUID | None
     num_items: int | None
     num_ended: int | None
-    created_at: datetime
 
     @property
     def share(self) -> float | None:
@@ -382,8 +377,7 @@ class OpenRun:
 
 
 LIST_OPEN_RUNS = text(f"""
-    SELECT run.id, run.kind, run.state, run.phase, run.error, run.generation_id, run.num_seen, run.job_id,
-           job.num_items, job.num_done + job.num_failed AS num_ended, run.created_at
+    SELECT run.id, run.state, run.phase, run.generation_id, job.num_items, job.num_done + job.num_failed AS num_ended
       FROM vectormill.runs AS run LEFT JOIN vectormill.jobs AS job ON job.id = run.job_id
      WHERE run.collection_id = :id AND run.state IN {OPEN_RUN_STATES}
      ORDER BY run.created_at LIMIT :limit

@@ -181,7 +181,7 @@ LIST_LEFT_STAGES: Final = """
       FROM pg_class AS class
       JOIN pg_namespace AS namespace ON namespace.oid = class.relnamespace AND namespace.nspname = 'vectormill'
       LEFT JOIN vectormill.runs AS run ON replace(CAST(run.id AS text), '-', '') = substr(class.relname, 5, 32)
-     WHERE class.relkind = 'r' AND class.relname ~ '^run_[0-9a-f]{{32}}_'
+     WHERE class.relkind = 'r' AND class.relname ~ '^run_[0-9a-f]{32}_'
        AND (run.id IS NULL OR run.finished_at IS NOT NULL)
 """
 
@@ -189,7 +189,7 @@ LIST_LEFT_STAGES: Final = """
 def drop_left_stages(connection: Connection) -> int:
     """Drop the staging tables of runs that have ended or no longer exist; return the number of tables."""
     driver = driver_of(connection)
-    names = [row[0] for row in driver.execute(LIST_LEFT_STAGES.replace("{{", "{").replace("}}", "}"))]
+    names = [row[0] for row in driver.execute(LIST_LEFT_STAGES)]
     for name in names:
         driver.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier("vectormill", name)))
     return len(names)
