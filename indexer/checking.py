@@ -17,12 +17,12 @@ from vectormill.collections.collection import BUILDING, LIVE, VECTORS, Generatio
 from vectormill.collections.collections import find_generation
 from vectormill.collections.coverage import (
     HAS_BEEN_PUT,
+    LIST_WRITERS,
     MissingRows,
     count_failures,
     count_open_jobs,
     find_missing,
     has_rows,
-    list_writers,
 )
 from vectormill.collections.generations import add_to_report, find_generation_by_id, find_in_state
 from vectormill.collections.removals import find_strays
@@ -256,7 +256,7 @@ def look_at_coverage(context: RunContext, building: Generation, live: Generation
     seq = run.seq or 0
     seen = f"run_{run.id.hex}_seen"
     with context.engine.connect() as connection:
-        writers = list_writers(connection, building.id)
+        writers = list(connection.execute(LIST_WRITERS, {"generation_id": building.id}).scalars())
         failures = count_failures(connection, writers)
         if run.counts.num_seen and not has_rows(connection, seen):
             reasons.append("Postgres was restarted and lost what the run had read; start the run again.")

@@ -222,9 +222,13 @@ def build_hnsw_of(
         progress.tell(kept=[*progress.found.get("kept", []), *(index.name for index in serving)])
         return
     progress.tell(because=reason)
-    if output == SPARSE:
-        build_weights_index(progress, generation)
-    name = name_next_hnsw(generation.id, load_indexes(context, generation))
+    indexes = load_indexes(context, generation)
+    weights = name_weights_index(generation.id)
+    if output == SPARSE and weights not in {index.name for index in indexes}:
+        # The rows with too many sparse weights for HNSW, of which there are few or none.
+        definition = sql.SQL(f"(({WEIGHTS_BYTES})) WHERE {IS_TOO_LONG}")
+        build(progress, generation, weights, generation.table_name, definition, {})
+    name = name_next_hnsw(generation.id, indexes)
     seconds, notices = build_hnsw(progress, generation, name, plan)
     built: dict[str, Any] = {
         "name": name,
@@ -247,14 +251,6 @@ def build_hnsw_of(
     for index in ours:
         drop(context, generation, index.name)
         progress.add("dropped", {"name": index.name, "because": f"{name} replaces it"})
-
-
-def build_weights_index(progress: PhaseProgress, generation: Generation) -> None:
-    """Build the index of the rows with too many sparse weights for HNSW, of which there are few or none."""
-    name = name_weights_index(generation.id)
-    if name not in {index.name for index in load_indexes(progress.context, generation)}:
-        definition = sql.SQL(f"(({WEIGHTS_BYTES})) WHERE {IS_TOO_LONG}")
-        build(progress, generation, name, generation.table_name, definition, {})
 
 
 def find_reason(

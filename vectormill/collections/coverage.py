@@ -39,6 +39,7 @@ COUNT_MISSING: Final = f"SELECT count(*) {_IS_MISSING}"
 
 LIST_MISSING: Final = f"SELECT wanted.key {_IS_MISSING} ORDER BY wanted.key LIMIT :limit"
 
+# The jobs that wrote a generation and have item errors.
 LIST_WRITERS = text("""
     SELECT id FROM vectormill.jobs
      WHERE generation_id = :generation_id AND num_failed > 0 AND state <> 'deleting' ORDER BY seq
@@ -93,11 +94,6 @@ class Failures:
     number: int
     num_unexpected: int
     items: list[tuple[str, str]]
-
-
-def list_writers(connection: Connection, generation_id: int) -> list[UUID]:
-    """Return the ids of the generation's jobs that have item errors."""
-    return list(connection.execute(LIST_WRITERS, {"generation_id": generation_id}).scalars())
 
 
 def count_failures(connection: Connection, job_ids: Sequence[UUID]) -> Failures:

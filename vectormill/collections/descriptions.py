@@ -15,6 +15,7 @@ from sqlalchemy.exc import OperationalError
 
 from vectormill.collections.generation_tables import table_name
 from vectormill.collections.indexes import (
+    COUNT_ROWS,
     COUNTED_BYTES,
     INDEX_STATE,
     FoundIndex,
@@ -271,9 +272,6 @@ def _find_coverage(connection: Connection, collection_id: int) -> Coverage | Non
     values = {"job_id": run.job_id, "limit": MOST_FAILED_KEYS}
     keys = list(connection.execute(LIST_FAILED_KEYS, values).scalars()) if run.job_id else []
     return Coverage(run.id, run.finished_at, run.num_seen, run.num_failed, keys)
-
-
-COUNT_ROWS: Final = "SELECT count(*) FROM vectormill.{table}"
 
 
 def count_rows(connection: Connection, generation_id: int, timeout_seconds: float) -> int:

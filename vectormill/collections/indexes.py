@@ -478,6 +478,7 @@ def plan_for(
         "least_rows": settings.index_rows,
         "memory_share": settings.index_memory_share,
     }
+    lacking = f"only {generation.spec.outputs}" if generation.kind == VECTORS else generation.kind
     plan = plan_index(
         num_rows,
         generation.spec.dimensions,
@@ -485,7 +486,7 @@ def plan_for(
         wishes,
         room,
         similarity=generation.spec.similarity,
-        lacking="" if generation.spec.has_output(DENSE) else describe_lack(generation),
+        lacking="" if generation.spec.has_output(DENSE) else lacking,
         **limits,
     )
     sparse_plan = None
@@ -497,11 +498,6 @@ def plan_for(
         sparse_plan = plan_sparse_index(num_rows, weights_bytes, wishes, room, **limits)
     worn = share_removed(record, num_removed)
     return PlannedIndex(kept, wishes, plan, sparse_plan, vector_type, num_rows, num_removed, worn, record)
-
-
-def describe_lack(generation: Generation) -> str:
-    """Return what a generation without dense vectors contains instead."""
-    return f"only {generation.spec.outputs}" if generation.kind == VECTORS else generation.kind
 
 
 READ_SETTINGS: Final = text("""
