@@ -26,9 +26,10 @@ from vectormill.collections.coverage import (
 )
 from vectormill.collections.generations import add_to_report, find_generation_by_id, find_in_state
 from vectormill.collections.removals import find_strays
-from vectormill.collections.swaps import follow_live_jobs, list_lagging_twins
+from vectormill.collections.swaps import list_lagging_twins
 from vectormill.domain.encoding import FLOAT16, FLOAT32
 from vectormill.domain.errors import CanaryFailed, EncodingTimeout
+from vectormill.jobs.twins import add_missing_twins
 from vectormill.runs.measures import measure_recall, name_keys, scan_results
 from vectormill.runs.run import CHECKING
 from vectormill.runs.samples import compare_sample, sample_kept_texts
@@ -226,7 +227,7 @@ def await_twins(context: RunContext, building: Generation, wait: Wait) -> None:
     Raise CanaryFailed after a timeout. Later puts are not awaited, because under sustained puts there would
     always be one.
     """
-    follow_live_jobs(context.engine, building)
+    add_missing_twins(context.engine, building)
     until = time.monotonic() + TWINS_PATIENCE_SECONDS
     awaited: set[UUID] | None = None
     while True:

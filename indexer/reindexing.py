@@ -210,10 +210,6 @@ def describe_reading(source: Reader, mark: Mapping[str, Any]) -> dict[str, Any]:
     return {**complaints, "tells_what_vanished": source.tells_what_vanished, **asked, **told}
 
 
-# A place after all others, so that only jobs that have not ended get twins.
-_OPEN_JOBS_ONLY: Final = 2**63 - 1
-
-
 def open_run_source(context: RunContext) -> Reader:
     """Return a reader of the collection's source, or of its stored texts if it has no source.
 
@@ -243,13 +239,12 @@ def open_carried(context: RunContext) -> CarriedTextReader:
     is covered either way. If missing texts are allowed, ended jobs get twins too.
     """
     run, engine = context.run, context.engine
-    retired_id, since_seq = int(run.options["carry_from"]), int(run.options["carry_since"])
     with engine.connect() as connection:
         live = find_generation(connection, run.collection)
-    if live.id != retired_id:
-        twins_since = since_seq if run.options.get("allow_missing") else _OPEN_JOBS_ONLY
-        add_missing_twins(engine, live, retired_id, twins_since)
-    return CarriedTextReader(place_of(context), retired_id, since_seq)
+    add_missing_twins(engine, live)
+    return CarriedTextReader(
+        place_of(context), int(run.options["carry_from"]), int(run.options["carry_since"])
+    )
 
 
 _MOVED_PER_BATCH: Final = 2000

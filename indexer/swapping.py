@@ -23,6 +23,7 @@ from vectormill.collections.swaps import (
 )
 from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.errors import SwapRefused
+from vectormill.jobs.twins import add_missing_twins
 from vectormill.runs.run import SWAPPING
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ def swap(context: RunContext, wait: Wait = time.sleep, clock: Clock = time.monot
     until = clock() + PATIENCE_SECONDS
     while True:
         context.check()
+        add_missing_twins(context.engine, generation)  # of large jobs, and of those that were retried
         done = act_in_short_locks(
             context.engine,
             exchange,

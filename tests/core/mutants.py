@@ -319,8 +319,8 @@ MUTANTS: Final = (
     Mutant(
         "a build encodes again what an open job had written before it",
         "vectormill/collections/swaps.py",
-        "        follow_live_jobs(engine, target, with_done=False)\n",
-        "        follow_live_jobs(engine, target)\n",
+        "        add_missing_twins(engine, target, with_done=False)\n",
+        "        add_missing_twins(engine, target)\n",
     ),
     Mutant(
         "a build leaves out the items of an open job that have failed",
@@ -337,7 +337,7 @@ MUTANTS: Final = (
     Mutant(
         "a rollback gives no twins to the jobs that are open",
         "indexer/reindexing.py",
-        "        add_missing_twins(engine, live, retired_id, twins_since)\n",
+        "    add_missing_twins(engine, live)\n",
         "",
     ),
     Mutant(
@@ -1595,5 +1595,17 @@ MUTANTS: Final = (
         "vectormill/collections/removals.py",
         "state NOT IN ('deleting', 'uploading')",
         "state <> 'deleting'",
+    ),
+    Mutant(
+        "a large job is copied while its client waits",
+        "vectormill/jobs/twins.py",
+        "if num_chunks <= MOST_CHUNKS else None",
+        "if num_chunks else None",
+    ),
+    Mutant(
+        "a generation is swapped without the twin of a large job",
+        "vectormill/collections/swaps.py",
+        "    if list_without_twin(connection, building_id):\n        return None\n",
+        "",
     ),
 )

@@ -46,7 +46,7 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict, LocksHeld, RowsMissing
 from vectormill.jobs.job import OPEN_JOB_STATES, RECEIVED_JOB_STATES
 from vectormill.jobs.jobs import draw_seq
-from vectormill.jobs.twins import add_missing_twins, cancel_unwanted_jobs
+from vectormill.jobs.twins import add_missing_twins, cancel_unwanted_jobs, list_without_twin
 from vectormill.runs.run import CLAIMED_RUN_STATES, GOOD_RUN_STATES, REINDEX
 from vectormill.runs.runs import cancel_run, create_run
 
@@ -174,8 +174,8 @@ def swap_generations(
 ) -> Swap | None:
     """Make a generation live that was being built; do nothing if it is live already.
 
-    Return None if twin jobs lag behind, so that the caller tries again. Call in a transaction with short lock
-    time-outs. Raise Conflict if the generation was discarded, and SwapRefused if the view cannot be replaced.
+    Return None if jobs have no twin yet or twins lag behind, so that the caller tries again. Call in a transaction with
+    short lock time-outs. Raise Conflict if the generation was discarded, SwapRefused if the view cannot be replaced.
     """
     building = find_locked(connection, building_id)
     if building is None or building.state not in (BUILDING, LIVE):
@@ -184,6 +184,8 @@ def swap_generations(
         return Swap(building, building)
     live = find_in_state(connection, building.collection, LIVE)
     assert live is not None  # a collection has a live generation from its creation on
+    if list_without_twin(connection, building_id):
+        return None
     num_tries = round(DRAIN_SECONDS / _DRAIN_PAUSE_SECONDS)
     while list_lagging_twins(connection, building_id):
         num_tries -= 1
@@ -307,11 +309,6 @@ HAS_FAILED = text("""
 """)
 
 
-FIND_SINCE_SEQ = text("""
-    SELECT CAST(report ->> 'since_seq' AS bigint) FROM vectormill.generations WHERE id = :generation_id
-""")
-
-
 # A build whose last run failed is kept this long for another run to resume, since encoding may have taken days.
 KEPT_BUILD_SECONDS: Final = 3 * 86400.0
 
@@ -341,7 +338,7 @@ def open_building_generation(connection: Connection, collection: str, spec: Enco
 
     An unfinished generation of another vector space is discarded, since two are never built at once; so is one whose
     canary failed. Jobs that are queued after this transaction's COMMIT get twins; for earlier jobs see
-    `follow_live_jobs`. Raise CollectionNotFound, and WrongKind for a spec of another kind than the live one's.
+    `add_missing_twins`. Raise CollectionNotFound, and WrongKind for a spec of another kind than the live one's.
     """
     lock_collection(connection, collection)
     live = find_generation(connection, collection)
@@ -380,21 +377,8 @@ def open_target_generation(
 
     target = act_in_short_locks(engine, open_target, **patience)
     if target.state == BUILDING:
-        follow_live_jobs(engine, target, with_done=False)
+        add_missing_twins(engine, target, with_done=False)
     return target
-
-
-def follow_live_jobs(engine: Engine, building: Generation, *, with_done: bool = True) -> int:
-    """Make twins for jobs of the live generation that were queued before the build began, and return their number.
-
-    `with_done` is that of `add_missing_twins`.
-    """
-    with engine.connect() as connection:
-        live = find_in_state(connection, building.collection, LIVE)
-        since_seq = connection.execute(FIND_SINCE_SEQ, {"generation_id": building.id}).scalar_one_or_none()
-    if live is None or since_seq is None:
-        return 0
-    return add_missing_twins(engine, building, live.id, since_seq, with_done=with_done)
 
 
 def discard_generation(connection: Connection, generation_id: int) -> Generation:

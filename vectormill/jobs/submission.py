@@ -488,7 +488,7 @@ class JobWriter:
             },
         )
         if generation is not None and job.generation_id is None:
-            add_twin(connection, self._id, generation)
+            add_twin(connection, self._id, self._num_chunks, generation)
 
     def _answer_winner(self) -> Job:
         """Return the job of another request with the same key, which was committed meanwhile."""

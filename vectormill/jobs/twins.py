@@ -6,6 +6,7 @@ position of its original, however many twins there are: see docs/decisions/0041-
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Engine, text
@@ -62,7 +63,23 @@ COPY_CHUNKS = text(f"""
 
 NOTIFY_TWIN = text("SELECT pg_notify('vectormill_jobs', '')")
 
-# `next` is the generation that the twin is to write.
+# Which generation (`id`) is written as well as which other (`former_id`), and by which ended jobs: those after `seq`.
+# One that is being built is written as well as the live one, and after a rollback the live one as well as the one
+# before, by no job that has ended unless the run of the rollback may take texts from it.
+_COPYING = f"""
+    (SELECT next.id, live.id, CAST(next.report ->> 'since_seq' AS bigint)
+       FROM vectormill.generations AS next
+       JOIN vectormill.generations AS live ON live.collection_id = next.collection_id AND live.state = 'live'
+      WHERE next.state = 'building'
+      UNION ALL
+     SELECT live.id, CAST(options ->> 'carry_from' AS bigint),
+            CASE WHEN CAST(options ->> 'allow_missing' AS boolean) THEN CAST(options ->> 'carry_since' AS bigint) END
+       FROM vectormill.runs
+       JOIN vectormill.generations AS live ON live.collection_id = runs.collection_id AND live.state = 'live'
+      WHERE runs.state IN {OPEN_RUN_STATES} AND live.id <> CAST(options ->> 'carry_from' AS bigint)
+    ) AS next (id, former_id, seq)
+"""
+
 _HAS_NO_TWIN = """
     NOT EXISTS (SELECT 1 FROM vectormill.jobs AS twin WHERE twin.twin_of = jobs.id AND twin.generation_id = next.id)
     AND NOT EXISTS (SELECT 1 FROM vectormill.runs WHERE runs.job_id = jobs.id)
@@ -74,30 +91,17 @@ _HAS_NO_TWIN = """
 # nothing.
 LIST_WITHOUT_TWIN = text(f"""
     SELECT jobs.id
-      FROM vectormill.jobs, (SELECT CAST(:building_id AS bigint) AS id) AS next
-     WHERE jobs.generation_id = :live_id
-       AND (jobs.state IN {STEERABLE_JOB_STATES}
-            OR (jobs.seq > :since_seq AND jobs.state IN {FINISHED_JOB_STATES}))
+      FROM {_COPYING} JOIN vectormill.jobs ON jobs.generation_id = next.former_id
+     WHERE next.id = :generation_id
+       AND (jobs.state IN {STEERABLE_JOB_STATES} OR (jobs.seq > next.seq AND jobs.state IN {FINISHED_JOB_STATES}))
        AND {_HAS_NO_TWIN}
      ORDER BY jobs.seq
 """)
 
-# True of an ended job that a run has yet to copy: into a generation that is being built, or into one that a rollback
-# has made live, if the run of the rollback may take texts from jobs.
+# True of an ended job that a run has yet to copy.
 OWES_TWIN = f"""
     jobs.state IN {FINISHED_JOB_STATES} AND EXISTS (
-        SELECT 1 FROM (
-            SELECT live.id, built.id, CAST(built.report ->> 'since_seq' AS bigint)
-              FROM vectormill.generations AS live
-              JOIN vectormill.generations AS built ON built.collection_id = live.collection_id
-             WHERE live.state = 'live' AND built.state = 'building'
-             UNION ALL
-            SELECT CAST(options ->> 'carry_from' AS bigint), CAST(options ->> 'carry_to' AS bigint),
-                   CAST(options ->> 'carry_since' AS bigint)
-              FROM vectormill.runs
-             WHERE state IN {OPEN_RUN_STATES} AND CAST(options ->> 'allow_missing' AS boolean)
-               ) AS next (former_id, id, seq)
-         WHERE next.former_id = jobs.generation_id AND next.seq < jobs.seq AND {_HAS_NO_TWIN})
+        SELECT 1 FROM {_COPYING} WHERE next.former_id = jobs.generation_id AND next.seq < jobs.seq AND {_HAS_NO_TWIN})
 """
 
 HAS_TWIN = text("""
@@ -105,13 +109,19 @@ HAS_TWIN = text("""
 """)
 
 
-def add_twin(connection: Connection, job_id: UUID, generation: Generation) -> None:
+# Copies of more chunks are left to the run that builds the generation: of texts of usual length these have 20 MB, and
+# their client waits for some tenths of a second.
+MOST_CHUNKS: Final = 1000
+
+
+def add_twin(connection: Connection, job_id: UUID, num_chunks: int, generation: Generation) -> None:
     """Queue the twin of a job whose chunks are written, if a generation is being built alongside `generation`.
 
     Call this in the transaction that queues the job. It holds a shared lock on the collection's name, so that
-    a generation is begun either before or after it.
+    a generation is begun either before or after it. A job of many chunks gets its twin from
+    `add_missing_twins`, without which no generation is swapped.
     """
-    building = find_building(connection, generation.collection)
+    building = find_building(connection, generation.collection) if num_chunks <= MOST_CHUNKS else None
     if building is not None:
         _insert_twin(connection, job_id, building, with_done=True)
 
@@ -130,20 +140,23 @@ def _insert_twin(connection: Connection, job_id: UUID, building: Generation, *, 
         connection.execute(NOTIFY_TWIN)
 
 
-def add_missing_twins(
-    engine: Engine, building: Generation, live_id: int, since_seq: int, *, with_done: bool = True
-) -> int:
-    """Add twins for open jobs of the live generation, and for jobs after `since_seq` that have finished.
+def list_without_twin(connection: Connection, generation_id: int) -> list[UUID]:
+    """Return the jobs that are to be written to this generation too, and have no twin yet.
+
+    They write the generation that is live while this one is being built, or the one that a rollback left: those that
+    are open, and those that have ended since the generation was begun, or which a rollback may copy.
+    """
+    return list(connection.execute(LIST_WITHOUT_TWIN, {"generation_id": generation_id}).scalars())
+
+
+def add_missing_twins(engine: Engine, building: Generation, *, with_done: bool = True) -> None:
+    """Add twins for the jobs that `list_without_twin` returns, each in a separate transaction.
 
     Without `with_done`, the twins lack the chunks that are done: for a run that has yet to read what they wrote. If its
     source does not have it, such a chunk would bring back a text that may be older than the one in the live generation.
-
-    Jobs that were submitted before the new generation was begun have no twin yet. Each twin is added in a
-    separate transaction. Return the number of jobs that had no twin.
     """
-    values = {"live_id": live_id, "building_id": building.id, "since_seq": since_seq}
     with engine.connect() as connection:
-        job_ids = list(connection.execute(LIST_WITHOUT_TWIN, values).scalars())
+        job_ids = list_without_twin(connection, building.id)
     for job_id in job_ids:
         with engine.begin() as connection:
             share_collection(connection, building.collection)
@@ -152,7 +165,6 @@ def add_missing_twins(
             has_twin = connection.execute(HAS_TWIN, {"job_id": job_id, "generation_id": building.id})
             if now is not None and now.state in (LIVE, BUILDING) and not has_twin.scalar_one():
                 _insert_twin(connection, job_id, building, with_done=with_done)
-    return len(job_ids)
 
 
 LIST_TWINS = text("SELECT id FROM vectormill.jobs WHERE twin_of = :job_id ORDER BY seq")

@@ -6,7 +6,18 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, text
 
-from tests.building import BITS, NEXT, build, encode_all, put, rows_of, swap
+from indexer.swapping import swap as swap_as_run
+from tests.building import (
+    BITS,
+    NEXT,
+    build,
+    encode_all,
+    make_context,
+    make_run,
+    put,
+    rows_of,
+    swap,
+)
 from tests.database import ask, execute
 from tests.indexers import start_run
 from tests.kinds import RECORDS, SCORES
@@ -33,6 +44,8 @@ from vectormill.domain.errors import (
     SwapRefused,
     WrongJobState,
 )
+from vectormill.jobs import twins
+from vectormill.jobs.deletion import discard_expired_jobs, discard_job
 from vectormill.jobs.export import read_results
 from vectormill.jobs.item import ItemFailure
 from vectormill.jobs.job import Job
@@ -184,6 +197,36 @@ def test_a_twin_that_is_still_at_work_after_the_swap_writes_what_is_live_then(en
     assert rows_of(engine, "docs") == {}
     encode_all(engine)
     assert set(rows_of(engine, "docs")) == {"a"}
+
+
+def test_a_large_job_is_copied_by_the_run_and_not_while_its_client_waits(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(twins, "MOST_CHUNKS", 2)
+    put(engine, "old")
+    encode_all(engine)
+    building = build(engine)
+    small, large = put(engine, "a", "b"), put(engine, "c", "d", "e", chunk_max_items=1)
+    assert (len(twins_of(engine, small)), twins_of(engine, large)) == (1, [])
+    encode_all(engine)
+    # Neither is the generation swapped without it, nor the original deleted, by whomever.
+    assert ask(engine, swap_generations, building.id, wait=lambda seconds: None) is None
+    assert ask(engine, discard_expired_jobs, -1.0, 1) == 1
+    with (
+        engine.begin() as connection,
+        pytest.raises(WrongJobState, match="when the run that builds it has ended"),
+    ):
+        discard_job(connection, large.id)
+    turns: list[float] = []
+
+    def wait(seconds: float) -> None:
+        turns.append(seconds)
+        encode_all(engine)
+
+    swap_as_run(make_context(engine, make_run(building)), wait)
+    assert turns, "it has waited for the twin"
+    assert {"c", "d", "e"} <= set(rows_of(engine, "docs"))
+    ask(engine, discard_job, large.id)
 
 
 def test_cancelling_a_job_cancels_its_twin(engine: Engine) -> None:

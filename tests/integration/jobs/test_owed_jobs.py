@@ -68,9 +68,13 @@ DEBTS = (
     ),
     Debt(
         "a twin in the generation to which a rollback returned",
+        "UPDATE vectormill.generations SET state = 'retired'; "
+        "INSERT INTO vectormill.generations (collection_id, spec, fingerprint, state) "
+        "SELECT collection_id, spec, 'former', 'live' FROM vectormill.generations; "
         "INSERT INTO vectormill.runs (id, collection_id, kind, state, options) "
         "SELECT gen_random_uuid(), collection_id, 'reindex', 'queued', jsonb_build_object("
-        "'carry_from', id, 'carry_to', id + 1, 'carry_since', 0, 'allow_missing', true) FROM vectormill.generations",
+        "'carry_from', id, 'carry_since', 0, 'allow_missing', true) "
+        "FROM vectormill.generations WHERE state = 'retired'",
         "UPDATE vectormill.runs SET state = 'failed', finished_at = now()",
     ),
     Debt(
