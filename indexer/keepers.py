@@ -31,7 +31,7 @@ class Keeper(Loop):
 
     name: ClassVar[str]
     pause_seconds: ClassVar[float]
-    num_threads: ClassVar[int] = 1
+    num_threads: ClassVar[int] = 2  # at least, so that a small piece of work does not wait behind a large one
 
     def __init__(self, database_url: str, settings: Settings, owner: str) -> None:
         super().__init__(self.name, pause_seconds=self.pause_seconds, num_threads=self.num_threads)
@@ -54,7 +54,6 @@ class InputKeeper(Keeper):
 
     name = "inputs"
     pause_seconds = 0.5
-    num_threads = 2  # at least, so that a small input does not wait behind a large one
 
     def step(self) -> bool:
         with self._engine.begin() as connection:
@@ -111,7 +110,6 @@ class BatchKeeper(Keeper):
 
     name = "batches"
     pause_seconds = 0.5
-    num_threads = 2  # at least, so that a small batch does not wait behind a large one
 
     def __init__(self, database_url: str, settings: Settings, registry: Registry, owner: str) -> None:
         super().__init__(database_url, settings, owner)

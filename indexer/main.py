@@ -1,6 +1,6 @@
 """The indexer process claims runs and carries out a few at a time, each in a thread. Any number may run.
 
-A further thread follows tables, two carry out request batches, two read inputs, and one keeps outputs. The indexer
+A further thread follows tables, two carry out request batches, two read inputs, and two keep outputs. The indexer
 needs only Postgres and survives its outages: if it is away for longer than a run's lease, another indexer takes over
 the run.
 """

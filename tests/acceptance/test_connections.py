@@ -10,7 +10,7 @@ from tests.acceptance.stack import Stack
 from vectormill.models.registry import DEFAULT_MODEL
 
 # docs/POSTGRES.md, "Connections".
-BUDGET = {"worker": 6, "api": 10, "scheduler": 4, "indexer": 13}
+BUDGET = {"worker": 6, "api": 10, "scheduler": 4, "indexer": 20}
 
 
 def name_process(application: str) -> str | None:
@@ -19,8 +19,8 @@ def name_process(application: str) -> str | None:
         return "worker"
     if application == "vectormill pruner":  # a thread of the scheduler
         return "scheduler"
-    if application == "vectormill follower":  # a thread of the indexer
-        return "indexer"
+    if application.removeprefix("vectormill ") in ("follower", "batches", "inputs", "outputs"):
+        return "indexer"  # threads of it
     for name in ("api", "scheduler", "indexer"):
         if application.removeprefix("vectormill").strip("- ").startswith(name):
             return name

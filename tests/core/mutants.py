@@ -1608,4 +1608,10 @@ MUTANTS: Final = (
         "    if list_without_twin(connection, building_id):\n        return None\n",
         "",
     ),
+    Mutant(
+        "a small output waits behind a large one",
+        "indexer/keepers.py",
+        "num_threads: ClassVar[int] = 2  #",
+        "num_threads: ClassVar[int] = 1  #",
+    ),
 )

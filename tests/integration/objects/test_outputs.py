@@ -1,6 +1,7 @@
 """Results into object storage: exactly those that a fenced commit has recorded, whatever fails in between."""
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine, text
 
+from indexer import keepers
+from indexer.keepers import OutputKeeper
 from tests.database import ask, execute
 from tests.integration.objects.conftest import Place
 from tests.kinds import RECORDS, SCORES, numbers_of, records_of
@@ -30,7 +33,7 @@ from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, retry_j
 from vectormill.jobs.operations import InputBody
 from vectormill.jobs.submission import JobWriter
 from vectormill.objects.manifest import MANIFEST, read_batches, read_manifest, read_table
-from vectormill.objects.output import CLOSING
+from vectormill.objects.output import CLOSING, HeldOutput
 from vectormill.objects.parts import name_part, write_staged
 from vectormill.objects.submission import add_objects
 from vectormill.ragged import Ragged
@@ -406,3 +409,26 @@ def test_a_row_group_of_joined_parts_is_bounded_by_what_its_rows_take_in_memory(
     groups = pq.ParquetFile(tmp_path / "out" / part.name).metadata
     assert [groups.row_group(number).num_rows for number in range(groups.num_row_groups)] == [2, 2, 2, 2]
     assert_vectors(f"{tmp_path}/out", items)
+
+
+def test_a_small_output_does_not_wait_behind_a_large_one(
+    engine: Engine, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("large", "small"):
+        submit(engine, make_items(1), output_url=f"{place.url}/{name}")
+    encode_waiting(engine)
+    may_end, is_closed = threading.Event(), threading.Event()
+
+    def close(held: HeldOutput, grace_seconds: float) -> None:
+        if held.url.endswith("large"):
+            may_end.wait(30)
+        else:
+            is_closed.set()
+
+    monkeypatch.setattr(keepers, "close_output", close)
+    url = engine.url.render_as_string(hide_password=False)
+    with OutputKeeper(url, Settings(), "test"):
+        try:
+            assert is_closed.wait(10)
+        finally:
+            may_end.set()
