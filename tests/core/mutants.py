@@ -1614,4 +1614,16 @@ MUTANTS: Final = (
         "num_threads: ClassVar[int] = 2  #",
         "num_threads: ClassVar[int] = 1  #",
     ),
+    Mutant(
+        "a held run makes a schedule skip in silence",
+        "vectormill/schedules/schedules.py",
+        "        if other.state == HELD:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "the list of schedules tells nothing of what was skipped",
+        "vectormill/cli/schedules.py",
+        '        ("last error", "last_error"),\n    ),',
+        "    ),",
+    ),
 )

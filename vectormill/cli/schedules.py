@@ -103,6 +103,7 @@ def create(
         ("last run", "last_state"),
         ("last success", lambda schedule: describe_success(schedule)),
         ("failures", "consecutive_failures"),
+        ("last error", "last_error"),
     ),
 )
 def list_all(client: "Client") -> Iterator[Schedule]:

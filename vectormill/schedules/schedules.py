@@ -26,6 +26,7 @@ from vectormill.runs.run import (
     FAILED,
     FINISHED_RUN_STATES,
     GOOD_RUN_STATES,
+    HELD,
     MISSED_RUN_STATES,
     OPEN_RUN_STATES,
     QUEUED,
@@ -348,9 +349,12 @@ def _decide(connection: Connection, row: Row[Any]) -> tuple[str, str | None]:
         other = connection.execute(FIND_OPEN_RUN, {"collection_id": row.collection_id}).one_or_none()
         if other is None:
             return QUEUED, None
+        asked = ""
+        if other.state == HELD:
+            asked = f": `vectormill runs confirm {other.id}` continues it, `vectormill runs cancel {other.id}` ends it"
         return SKIPPED, (
-            f"Run {other.id}, created at {describe_moment(other.created_at)}, was still {other.state}; the schedule "
-            "skips overlapping runs."
+            f"Run {other.id}, created at {describe_moment(other.created_at)}, was still {other.state}{asked}; the "
+            "schedule skips overlapping runs."
         )
     other = connection.execute(FIND_QUEUED_RUN, {"schedule_id": row.id}).one_or_none()
     if other is None:

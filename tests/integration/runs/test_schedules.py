@@ -182,7 +182,16 @@ def test_a_run_that_waits_for_a_confirmation_overlaps_too(engine: Engine, docs: 
     execute(engine, "UPDATE vectormill.runs SET state = 'held'")
     make_due(engine, "docs")
     fire_due_schedules(engine)
-    assert "was still held" in list_runs(engine)[1].error
+    held, skipped = list_runs(engine)
+    assert skipped.error is not None
+    for said in (
+        f"Run {held.id}",
+        "was still held",
+        f"vectormill runs confirm {held.id}",
+        f"vectormill runs cancel {held.id}",
+    ):
+        assert said in skipped.error
+    assert ask(engine, find_schedule, "docs").last_error == skipped.error
 
 
 def test_what_overlaps_is_queued_when_so_chosen_but_no_two_wait(engine: Engine) -> None:

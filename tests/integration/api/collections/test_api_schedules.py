@@ -155,6 +155,18 @@ def test_metrics_tell_of_each_schedule(engine: Engine, http: httpx.Client) -> No
     assert 'vectormill_schedule_next_due_timestamp_seconds{collection="docs"' in said
 
 
+def test_the_list_says_why_the_last_due_time_had_no_run_and_what_to_do(engine: Engine, run: Say) -> None:
+    make_schedule(engine, "docs", "0 2 1 6 *")
+    for _ in range(2):
+        make_due(engine, "docs")
+        fire_due_schedules(engine)
+        execute(engine, "UPDATE vectormill.runs SET state = 'held' WHERE state = 'queued'")
+        execute(engine, "UPDATE vectormill.runs SET due_at = due_at - interval '1 minute'")
+    said = run("schedules", "list")
+    assert "\tskipped\t" in said
+    assert "`vectormill runs confirm " in said
+
+
 def test_the_command_line_makes_shows_and_deletes_a_schedule(run: Say) -> None:
     said = run("schedules", "create", "docs", "--cron", "0 2 * * *", "--timezone", "Asia/Kolkata")
     assert "02:00 Asia/Kolkata (" in said
