@@ -91,16 +91,11 @@ class RunTables:
         """Return a statement with the names of these tables and of the generation's columns."""
         spec, prefix = self.generation.spec, stage_prefix(self.run_id)
         texts = choose_kind(spec).text_columns
-        parts = name_parts(self.generation.id, spec)
         return sql.SQL(statement).format(
-            **parts,
+            **name_parts(self.generation.id, spec),
             **{
                 name: sql.Identifier("vectormill", f"{prefix}{name}") for name in ("seen", "changes", "moved")
             },
-            results=parts["columns"],
-            live_results=parts["live_columns"],
-            moved_results=parts["moved_columns"],
-            result_assignments=parts["assignments"],
             text_values=sql.SQL(", ").join(sql.SQL(TEXT_VALUES[name]) for name in texts),
             mark=sql.Literal(PAIR_MARK),
             generation_id=sql.Literal(self.generation.id),
@@ -376,10 +371,10 @@ MAKE_MOVED: Final = f"""
          WHERE candidate.job_seq NOT IN (SELECT place FROM doubted) AND NOT EXISTS (SELECT 1 FROM doubted WHERE carries)
          GROUP BY candidate.content_hash
     )
-    SELECT change.ordinal, change.key, change.content_hash, change.place, {{live_results}}
+    SELECT change.ordinal, change.key, change.content_hash, change.place, {{live_columns}}
       FROM {{changes}} AS change
       JOIN donor ON donor.content_hash = change.content_hash
-     CROSS JOIN LATERAL (SELECT {{results}} FROM {{table}} AS live WHERE live.key = donor.key OFFSET 0) AS live
+     CROSS JOIN LATERAL (SELECT {{columns}} FROM {{table}} AS live WHERE live.key = donor.key OFFSET 0) AS live
      WHERE change.kind IN ('n', 'c')
 """
 
@@ -430,8 +425,8 @@ LIST_MOVED: Final = """
 
 # The caller holds off deletions of the collection, so that no tombstone appears meanwhile: see deletions.py.
 WRITE_MOVED: Final = """
-    INSERT INTO {table} AS live (key, content_hash, {results}, job_seq)
-    SELECT moved.key, moved.content_hash, {moved_results}, moved.place
+    INSERT INTO {table} AS live (key, content_hash, {columns}, job_seq)
+    SELECT moved.key, moved.content_hash, {moved_columns}, moved.place
       FROM {moved} AS moved
      WHERE moved.ordinal = ANY(%(ordinals)s::bigint[])
        AND NOT EXISTS (SELECT 1 FROM vectormill.tombstones AS tombstone
@@ -441,7 +436,7 @@ WRITE_MOVED: Final = """
                         WHERE kept.key = moved.key AND kept.job_seq > moved.place)
      ORDER BY moved.key
     ON CONFLICT (key) DO UPDATE
-       SET content_hash = excluded.content_hash, {result_assignments}, job_seq = excluded.job_seq
+       SET content_hash = excluded.content_hash, {assignments}, job_seq = excluded.job_seq
      WHERE live.job_seq <= excluded.job_seq
 """
 
