@@ -7,21 +7,20 @@ wrote into the collection stay, but their vectors in it are gone, and their expo
 A check of a collection counts its orphaned rows: attributes without a result, and rows of deleted keys.
 """
 
-import logging
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import psycopg
 from psycopg import sql
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import DBAPIError
 
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name, table_name
 from vectormill.collections.generations import lock_collection
 from vectormill.collections.imports import IMPORTED_PLACE
-from vectormill.db.locks import act_in_short_locks
+from vectormill.db.locks import act_in_short_locks, drop_if_unused
 from vectormill.db.session import driver_of
 from vectormill.domain.errors import (
     CollectionInUse,
@@ -35,8 +34,6 @@ from vectormill.jobs.jobs import cancel_job
 from vectormill.runs.run import CLAIMED_RUN_STATES, STEERABLE_RUN_STATES, UNCLAIMED_RUN_STATES
 from vectormill.runs.runs import cancel_run
 from vectormill.sources.following import list_followed_tables, remove_triggers
-
-logger = logging.getLogger(__name__)
 
 MOST_NAMED: Final = 3
 
@@ -218,18 +215,13 @@ def drop_orphaned_tables(engine: Engine) -> int:
     """
     with engine.connect() as connection:
         names = list(connection.execute(LIST_ORPHANS).scalars())
-    num_dropped = 0
-    for name in names:
 
-        def drop(connection: Connection, name: str = name) -> None:
-            connection.execute(text(f"DROP TABLE IF EXISTS vectormill.{name}"))
+    def drop(connection: Connection, table: str) -> int:
+        connection.execute(text(f"DROP TABLE IF EXISTS {table}"))
+        return 1
 
-        try:
-            act_in_short_locks(engine, drop, patience_seconds=0)
-            num_dropped += 1
-        except (LocksHeld, DBAPIError) as error:
-            logger.info("vectormill.%s belongs to no collection but cannot be dropped yet: %s", name, error)
-    return num_dropped
+    tables = (f"vectormill.{name}" for name in names)
+    return sum(drop_if_unused(engine, partial(drop, table=table), table) for table in tables)
 
 
 MOST_NAMED_KEYS: Final = 20

@@ -8,6 +8,7 @@ transaction lasts. Tables of a retired generation are dropped once nobody uses t
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -41,9 +42,9 @@ from vectormill.collections.generations import (
     read_generation,
 )
 from vectormill.collections.views import replace_view
-from vectormill.db.locks import act_in_short_locks, limit_time
+from vectormill.db.locks import act_in_short_locks, drop_if_unused, limit_time
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import Conflict, LocksHeld, RowsMissing
+from vectormill.domain.errors import Conflict, RowsMissing
 from vectormill.jobs.job import OPEN_JOB_STATES, RECEIVED_JOB_STATES
 from vectormill.jobs.jobs import draw_seq
 from vectormill.jobs.twins import add_missing_twins, cancel_unwanted_jobs, list_without_twin
@@ -432,22 +433,21 @@ def prune_retired_generations(engine: Engine, retention_seconds: float) -> int:
     seconds = max(retention_seconds, GRACE_SECONDS)
     with engine.connect() as connection:
         prunable = connection.execute(LIST_PRUNABLE, {"seconds": seconds, "generation_id": None}).all()
-    num_pruned = 0
-    for row in prunable:
 
-        def drop(connection: Connection, generation_id: int = row.id, collection: str = row.name) -> int:
-            lock_collection(connection, collection)
-            values = {"generation_id": generation_id, "seconds": seconds}
-            if connection.execute(LIST_PRUNABLE, values).one_or_none() is None:
-                return 0  # a rollback has just made it live again
-            connection.execute(MARK_PRUNED, values)
-            names = attributes_name(generation_id), table_name(generation_id), *filled_names(generation_id)
-            for table in names:
-                connection.execute(text(f"DROP TABLE IF EXISTS vectormill.{table}"))
-            return 1
+    def drop(connection: Connection, generation_id: int, collection: str) -> int:
+        lock_collection(connection, collection)
+        values = {"generation_id": generation_id, "seconds": seconds}
+        if connection.execute(LIST_PRUNABLE, values).one_or_none() is None:
+            return 0  # a rollback has just made it live again
+        connection.execute(MARK_PRUNED, values)
+        names = attributes_name(generation_id), table_name(generation_id), *filled_names(generation_id)
+        for table in names:
+            connection.execute(text(f"DROP TABLE IF EXISTS vectormill.{table}"))
+        return 1
 
-        try:
-            num_pruned += act_in_short_locks(engine, drop, patience_seconds=0)
-        except LocksHeld:
-            continue
-    return num_pruned
+    return sum(
+        drop_if_unused(
+            engine, partial(drop, generation_id=row.id, collection=row.name), f"Generation {row.id}"
+        )
+        for row in prunable
+    )

@@ -5,6 +5,7 @@ transaction that needs an exclusive lock on a collection, table or view waits on
 tries again.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from vectormill.domain.errors import LocksHeld
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -65,6 +68,15 @@ def act_in_short_locks(
             if clock() >= until:
                 raise LocksHeld from error
         wait(PAUSE_SECONDS)
+
+
+def drop_if_unused(engine: Engine, drop: Callable[[Connection], int], what: str) -> int:
+    """Return what `drop` returns in its transaction, or 0 if somebody uses `what` it drops, or depends on it."""
+    try:
+        return act_in_short_locks(engine, drop, patience_seconds=0)
+    except (LocksHeld, DBAPIError) as error:
+        logger.info("%s cannot be dropped yet: %s", what, error)
+        return 0
 
 
 # An arbitrary number that only Vectormill's scheduler uses.

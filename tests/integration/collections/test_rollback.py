@@ -253,3 +253,15 @@ def test_a_rollback_past_a_generation_that_was_given_up_carries_all_that_is_newe
     assert ask(engine, count_newer_rows, "docs") == NewerRows(1, 0)
     follow(engine, {"run_id": str(ask(engine, roll_back, "docs").run_id)})
     assert set(rows_of(engine, "docs")) == {"seed", "second"}
+
+
+def test_a_generation_whose_table_a_user_s_view_reads_keeps_no_other_from_being_dropped(
+    engine: Engine,
+) -> None:
+    first, _ = make_swapped(engine)
+    swap(engine, build(engine, replace(NEXT, revision="3")))
+    execute(engine, f"CREATE VIEW mine AS SELECT key FROM vectormill.generation_{first}")
+    execute(engine, "UPDATE vectormill.generations SET retired_at = now() - interval '1 day'")
+    assert prune_retired_generations(engine, 0) == 1
+    execute(engine, "DROP VIEW mine")
+    assert prune_retired_generations(engine, 0) == 1
