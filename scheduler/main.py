@@ -27,8 +27,8 @@ from vectormill.broker.queues import QueueReader, RedisLossDetector
 from vectormill.db.locks import win_election
 from vectormill.db.session import driver_of, make_engine
 from vectormill.jobs.backlog import add_up_counts
-from vectormill.jobs.counters import add_up_jobs
 from vectormill.jobs.dispatch import has_heard_of_job, has_open_jobs, listen_for_jobs
+from vectormill.jobs.transitions import add_up_jobs
 from vectormill.processes.stopping import StopSignals
 from vectormill.schedules.schedules import fire_schedule, list_due_schedules
 from vectormill.settings import Settings

@@ -5,10 +5,10 @@ from typing import Final
 
 from sqlalchemy import Engine
 
-from vectormill.jobs.rescue import (
+from vectormill.jobs.chunks import read_clock
+from vectormill.jobs.transitions import (
     end_cancelled_jobs,
     end_finished_jobs,
-    read_clock,
     recall_paused_chunks,
     rescue_expired_chunks,
     rescue_unclaimed_chunks,
@@ -57,9 +57,7 @@ class Reaper:
             end_cancelled_jobs(connection)
         if now >= self._finished_due:
             self._finished_due = now + FINISHED_SECONDS
-            with self._engine.begin() as connection:
-                num_jobs = end_finished_jobs(connection)
-            if num_jobs:
+            if num_jobs := end_finished_jobs(self._engine):
                 logger.warning("Ended %d jobs whose last chunk had ended without them.", num_jobs)
         if expired:
             logger.warning(

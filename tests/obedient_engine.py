@@ -16,7 +16,7 @@ from vectormill.files.roots import ANYWHERE
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job
-from vectormill.jobs.rescue import rescue_unclaimed_chunks
+from vectormill.jobs.transitions import rescue_unclaimed_chunks
 from vectormill.ragged import Ragged
 from vectormill.settings import Settings
 from worker.chunk.chunk_encoder import ChunkEncoder

@@ -21,7 +21,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from vectormill.jobs.rescue import release_orphaned_chunks
+from vectormill.jobs.transitions import release_orphaned_chunks
 from vectormill.workers.workers import beat_worker, find_last_beats, name_owner
 
 logger = logging.getLogger(__name__)

@@ -28,6 +28,7 @@ from vectormill.domain.encoding import EncodingOptions, RequestedOptions, list_o
 from vectormill.domain.task import EMBED, EXTRACT, JUDGE
 from vectormill.files.formats import INPUT_FORMATS, OUTPUT_FORMATS, describe_inputs
 from vectormill.jobs.item import ITEM_ERROR_CODES
+from vectormill.jobs.transitions import TRANSITIONS
 from vectormill.keys.api_key import ADMIN, READ, SCOPES
 from vectormill.models.embedders import (
     MODULE_PURPOSES,
@@ -159,6 +160,11 @@ def make_scopes() -> str:
         )
         rows.append((f"`{scope}`" if scope else "none needed", ", ".join(others + told)))
     return table(rows)
+
+
+def make_transitions() -> str:
+    rows = [(each.event, quote(each.leaves, "or"), f"`{each.enters}`") for each in TRANSITIONS]
+    return table([("what happens to a chunk", "from", "to"), *rows])
 
 
 def make_backends() -> str:
@@ -429,6 +435,7 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
         )
     ),
     ("docs/STATES.md", fill("wishes", table(describe_wishes()))),
+    ("docs/STATES.md", fill("transitions", make_transitions())),
     ("pyproject.toml", fill("model libraries", forbid())),
     ("pyproject.toml", fill("model libraries and safetensors", forbid("safetensors"))),
     (

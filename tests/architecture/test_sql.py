@@ -58,14 +58,45 @@ def find_composed(tree: ast.AST) -> list[str]:
     ]
 
 
+# These compose statements of their own constants, by functions.
+COMPOSERS = (Path("vectormill/work/work.py"), Path("vectormill/jobs/transitions.py"))
+
+
 def test_statements_are_composed_of_constants_alone() -> None:
     composed = [
         f"{path}:{found}"
         for path in find_sources("vectormill")
-        if path != Path("vectormill/work/work.py") and not path.is_relative_to("vectormill/cli")
+        if path not in COMPOSERS and not path.is_relative_to("vectormill/cli")
         for found in find_composed(parse(path))
     ]
     assert composed == [], "what a user sends is a parameter"
+
+
+ADDED = r"INSERT INTO vectormill\.(?:chunks|job_increments)\b|INSERT INTO vectormill\.jobs\s*\([^)]*num_open_chunks"
+CHANGED = (
+    r"UPDATE vectormill\.(?P<table>chunks|jobs)(?: AS \w+)?\s+SET (?P<columns>(?:(?!\bFROM\b|\bWHERE\b).)*)"
+)
+MOVES = {
+    "chunks": re.compile(r"(?<![\w.])state\s*="),
+    "jobs": re.compile(r"(?<![\w.])num_\w+\s*=|{additions}"),
+}
+
+
+def find_moves(source: str) -> list[str]:
+    """Return the lines at which a source adds chunks, changes their states or moves counters of jobs."""
+    added = [found.start() for found in re.finditer(ADDED, source)]
+    changed = [
+        found.start()
+        for found in re.finditer(CHANGED, source, re.DOTALL)
+        if MOVES[found["table"]].search(found["columns"])
+    ]
+    return [str(count_lines(source, start)) for start in sorted(added + changed)]
+
+
+def test_one_module_writes_states_of_chunks_and_counters_of_jobs() -> None:
+    moves = {path: found for path in find_sources(*PACKAGES) if (found := find_moves(read_source(path)))}
+    assert len(moves.pop(Path("vectormill/jobs/transitions.py"))) >= 10
+    assert moves == {}, "what becomes of a chunk stands in vectormill/jobs/transitions.py"
 
 
 # Those below were of commits before the first release.

@@ -38,13 +38,13 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the commit compares no fence",
-        "vectormill/jobs/completion.py",
+        "vectormill/jobs/transitions.py",
         "WHERE id = :chunk_id AND fence = :fence AND {IS_LEASED}",
         "WHERE id = :chunk_id AND state = 'leased'",
     ),
     Mutant(
         "the commit asks nothing of the chunk's state",
-        "vectormill/jobs/completion.py",
+        "vectormill/jobs/transitions.py",
         "WHERE id = :chunk_id AND fence = :fence AND {IS_LEASED}",
         "WHERE id = :chunk_id AND fence = :fence",
     ),
@@ -56,31 +56,31 @@ MUTANTS: Final = (
     ),
     Mutant(
         "whoever counts a chunk has ended the job",
-        "vectormill/jobs/counters.py",
+        "vectormill/jobs/transitions.py",
         "RETURNING num_open_chunks = 0 AS is_finished",
         "RETURNING true AS is_finished",
     ),
     Mutant(
         "the job's counter returns nothing",
-        "vectormill/jobs/counters.py",
+        "vectormill/jobs/transitions.py",
         "    RETURNING num_open_chunks = 0 AS is_finished\n",
         "",
     ),
     Mutant(
         "every commit locks the row of its job, however many chunks are open",
-        "vectormill/jobs/counters.py",
+        "vectormill/jobs/transitions.py",
         'f" AND (num_open_chunks <= {_NEAR_END_CHUNKS} OR CAST(:is_turn AS boolean))"',
         '" AND (:is_turn OR true)"',
     ),
     Mutant(
         "a job is changed without what was noted of it",
         "vectormill/jobs/jobs.py",
-        "    add_up_job(connection, job_id)\n",
-        "",
+        "    )\n    add_up_job(connection, job_id)\n",
+        "    )\n",
     ),
     Mutant(
         "what was noted of a removed job stays",
-        "vectormill/jobs/counters.py",
+        "vectormill/jobs/transitions.py",
         '            connection.execute(FORGET_REMOVED, {"job_id": job_id})\n',
         "",
     ),
@@ -146,28 +146,28 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a claim takes what another worker holds",
-        "vectormill/jobs/chunks.py",
-        "           AND (state IN {UNCLAIMED_CHUNK_STATES} AND available_at <= now()\n"
-        "                OR state = 'leased' AND lease_until < now())\n",
+        "vectormill/jobs/transitions.py",
+        "\n           AND CASE WHEN chunk.{IS_LEASED} THEN lease_until < now()\n"
+        "                    ELSE chunk.state IN {UNCLAIMED_CHUNK_STATES} AND available_at <= now() END",
         "",
     ),
     Mutant(
         "a claim takes chunks of other models",
-        "vectormill/jobs/chunks.py",
-        "       AND job.model = :model\n",
+        "vectormill/jobs/transitions.py",
+        " AND job.model = :model",
         "",
     ),
     Mutant(
         "a claim takes chunks of paused jobs",
-        "vectormill/jobs/chunks.py",
-        " AND job.state IN {DISPATCHED_JOB_STATES}\n       AND job.model",
-        "\n       AND job.model",
+        "vectormill/jobs/transitions.py",
+        " AND job.state IN {DISPATCHED_JOB_STATES} AND job.model",
+        " AND job.model",
     ),
     Mutant(
         "a wish that holds the job waits for chunks",
-        "vectormill/jobs/jobs.py",
-        "WHERE job_id = :job_id AND state IN {UNCLAIMED_CHUNK_STATES}\n           FOR NO KEY UPDATE SKIP LOCKED",
-        "WHERE job_id = :job_id AND state IN {UNCLAIMED_CHUNK_STATES}\n           FOR NO KEY UPDATE",
+        "vectormill/jobs/transitions.py",
+        '_change(CANCEL, f"{_CANCELLED} AND job_id = :job_id")',
+        '_change(CANCEL, f"{_CANCELLED} AND job_id = :job_id", lock="FOR NO KEY UPDATE")',
     ),
     Mutant(
         "the reaper takes leases before workers could renew them",
@@ -208,7 +208,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a twin takes a place of its own",
-        "vectormill/jobs/chunks.py",
+        "vectormill/jobs/transitions.py",
         "coalesce(job.place, job.seq) AS job_seq",
         "job.seq AS job_seq",
     ),
@@ -247,14 +247,6 @@ MUTANTS: Final = (
         "vectormill/runs/runs.py",
         "    if lease.keep(connection) == CANCELLING:\n",
         "    if lease.keep(connection) is None:\n",
-    ),
-    Mutant(
-        "a worker counts the chunks that it returns in one transaction for all jobs",
-        "vectormill/jobs/rescue.py",
-        "    for job_id, num_chunks in released:\n        with engine.begin() as connection:\n"
-        "            connection.execute",
-        "    with engine.begin() as connection:\n        for job_id, num_chunks in sorted(released):\n"
-        "            connection.execute",
     ),
     Mutant(
         "a commit asks nothing of what a run has written beside the row",
@@ -324,7 +316,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a build leaves out the items of an open job that have failed",
-        "vectormill/jobs/twins.py",
+        "vectormill/jobs/transitions.py",
         "AND failed.chunk_id = chunks.id))",
         "AND false))",
     ),
@@ -588,15 +580,63 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a commit does not say in which period its results were computed",
-        "vectormill/jobs/completion.py",
+        "vectormill/jobs/transitions.py",
         "proof_id = CAST(:proof_id AS bigint)",
         "proof_id = NULL",
     ),
     Mutant(
         "a job that is repaired counts its results twice",
-        "vectormill/jobs/mending.py",
-        "num_done = num_done - :num_items",
-        "num_done = num_done",
+        "vectormill/jobs/transitions.py",
+        "-sum(CAST(:num_done AS bigint))",
+        "sum(0 * CAST(:num_done AS bigint))",
+    ),
+    Mutant(
+        "a retry counts a chunk that is open as opened",
+        "vectormill/jobs/transitions.py",
+        'f"{were_open} - count(*)" if',
+        'f"-count(*)" if',
+    ),
+    Mutant(
+        "a retry forgets what a mended chunk wants",
+        "vectormill/jobs/transitions.py",
+        "THEN chunk.only_items END) AS wanted",
+        "THEN CAST(NULL AS integer[]) END) AS wanted",
+    ),
+    Mutant(
+        "a retry forgets in which period the vectors that stay were computed",
+        "vectormill/jobs/transitions.py",
+        "ELSE array_append(chunk.earlier_proofs, chunk.proof_id) END",
+        "ELSE chunk.earlier_proofs END",
+    ),
+    Mutant(
+        "the halves of a chunk forget in which periods it was computed",
+        "vectormill/jobs/transitions.py",
+        ":lost, :lapsed, :estimated_tokens, earlier_proofs\n",
+        ":lost, :lapsed, :estimated_tokens, NULL\n",
+    ),
+    Mutant(
+        "what is encoded again is copied into a fill once more",
+        "vectormill/jobs/transitions.py",
+        "claimed.only_items IS NULL\n               AND generation",
+        "generation",
+    ),
+    Mutant(
+        "faulty rows of a fill stay although they were encoded again",
+        "vectormill/collections/fills.py",
+        ">= greatest(filled.job_seq, kept.job_seq)",
+        "> greatest(filled.job_seq, kept.job_seq)",
+    ),
+    Mutant(
+        "a text that fails when it is encoded again keeps its faulty row",
+        "vectormill/jobs/completion.py",
+        "        remove_rows(connection, generation_id, failed, claim.job_seq)\n",
+        "",
+    ),
+    Mutant(
+        "a text that fails when it is encoded again keeps its faulty vector",
+        "vectormill/jobs/completion.py",
+        "            block[wanted], present[wanted] = missing_rows(len(wanted), kind, dimensions), False\n",
+        "",
     ),
     Mutant(
         "the results of a faulty worker are repaired while it may still commit",
@@ -619,8 +659,8 @@ MUTANTS: Final = (
     Mutant(
         "a suspect chunk is cleared by a retry of its failed items",
         "vectormill/jobs/certificates.py",
-        "bool(row.is_suspect or row.failed_at is not None)",
-        "bool(row.failed_at is not None)",
+        "bool(row.is_suspect or has_failed)",
+        "bool(has_failed)",
     ),
     Mutant(
         "a query's own places beyond the vocabulary are sent to Postgres",
@@ -943,7 +983,7 @@ MUTANTS: Final = (
     Mutant(
         "a part counts although its chunk's fence has moved on",
         "vectormill/jobs/completion.py",
-        "        _end_under_fence(connection, claim, DONE, outcome.proof_id)\n        record(connection)",
+        "        end_under_fence(connection, claim, DONE, proof_id=outcome.proof_id)\n        record(connection)",
         "        record(connection)",
     ),
     Mutant(
@@ -1255,13 +1295,13 @@ MUTANTS: Final = (
     Mutant(
         "the fill wins over later rows",
         "vectormill/collections/fills.py",
-        "            OR greatest(own.job_seq, described.job_seq) > greatest(filled.job_seq, kept.job_seq)\n",
+        "            OR greatest(own.job_seq, described.job_seq) >= greatest(filled.job_seq, kept.job_seq)\n",
         "",
     ),
     Mutant(
         "the fill loses to earlier rows",
         "vectormill/collections/fills.py",
-        "greatest(own.job_seq, described.job_seq) > greatest(filled.job_seq, kept.job_seq)",
+        "greatest(own.job_seq, described.job_seq) >= greatest(filled.job_seq, kept.job_seq)",
         "true",
     ),
     Mutant(
@@ -1322,7 +1362,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "each claim opens every partition",
-        "vectormill/jobs/chunks.py",
+        "vectormill/jobs/transitions.py",
         "LEFT JOIN LATERAL vectormill.payload_of(claimed.id) AS payload ON true",
         "LEFT JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = claimed.id",
     ),

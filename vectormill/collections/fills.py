@@ -10,7 +10,8 @@ Why no row is lost or comes back:
 
 - A commit copies only after it has seen, under the lock that all commits share, that the fill is open for its job.
   Closing takes this lock exclusively. Afterwards nobody writes the fill tables but the run, under its own lock.
-- Rows are merged by their places in the order of writers: the later one stays, with its own attributes.
+- Rows are merged by their places in the order of writers: the later one stays, with its own attributes. Of one place,
+  which a chunk has that was copied and is encoded again, that of the generation's own tables stays.
 - A deletion does not look into the fill tables, which have no index. Its tombstone removes the older row when the fill
   is merged, or before it is forgotten itself: when all older writers have ended (scheduler/scrubber.py).
 - The last merge, the removals and the exchange of the tables are one transaction, which no writer overlaps.
@@ -95,7 +96,8 @@ INDEX_DOCUMENTS: Final = """
     CREATE INDEX IF NOT EXISTS {document_index} ON {filled_attributes} (document) WHERE document IS NOT NULL
 """
 
-# Rows with the same place have the same content, so that those of the fill stay.
+# A chunk copies its rows once: what is encoded again, because the worker was faulty, is in the generation's own tables
+# with the same place, and is newer.
 MERGE_ROWS: Final = """
     WITH newer AS MATERIALIZED (
         SELECT own.key
@@ -104,7 +106,7 @@ MERGE_ROWS: Final = """
           LEFT JOIN {filled} AS filled ON filled.key = own.key
           LEFT JOIN {filled_attributes} AS kept ON kept.key = own.key
          WHERE filled.key IS NULL
-            OR greatest(own.job_seq, described.job_seq) > greatest(filled.job_seq, kept.job_seq)
+            OR greatest(own.job_seq, described.job_seq) >= greatest(filled.job_seq, kept.job_seq)
     ), results AS (
         INSERT INTO {filled} (key, content_hash, {columns}, job_seq)
         SELECT own.key, own.content_hash, {own_columns}, own.job_seq
@@ -133,6 +135,18 @@ REMOVE_DELETED: Final = """
         RETURNING filled.key
     )
     DELETE FROM {filled_attributes} AS kept USING gone WHERE kept.key = gone.key
+"""
+
+# Rows of exactly these texts and places: what others have written since stays.
+REMOVE_ROWS: Final = """
+    WITH gone AS MATERIALIZED (
+        SELECT * FROM unnest(%(keys)s::text[], %(hashes)s::bytea[], %(places)s::bigint[]) AS gone (key, hash, place)
+    ), results AS (
+        DELETE FROM {table} AS live USING gone
+         WHERE live.key = gone.key AND live.content_hash = gone.hash AND live.job_seq = gone.place
+    )
+    DELETE FROM {attributes} AS kept USING gone
+     WHERE kept.key = gone.key AND kept.content_hash = gone.hash AND kept.job_seq = gone.place
 """
 
 EXCHANGE_TABLES: Final = """
@@ -255,6 +269,29 @@ def _send_places(items: Items, job_seq: int) -> list[bytes]:
 def has_fill(connection: Connection, generation_id: int) -> bool:
     """Return whether the generation has a fill that is not merged yet."""
     return connection.execute(FIND_FILL, {"id": generation_id}).one_or_none() is not None
+
+
+def remove_rows(connection: Connection, generation_id: int, items: Items, job_seq: int) -> None:
+    """Remove the rows of these items from a generation and from its fill, unless others have been written since.
+
+    `job_seq` is the place in the order of writers of items without their own.
+    """
+    own = table_name(generation_id), attributes_name(generation_id)
+    with driver_of(connection).cursor() as cursor:
+        hold_deletions(cursor, generation_id)
+        tables = [own, filled_names(generation_id)] if has_fill(connection, generation_id) else [own]
+        for table, attributes in tables:
+            statement = sql.SQL(REMOVE_ROWS).format(
+                table=sql.Identifier("vectormill", table), attributes=sql.Identifier("vectormill", attributes)
+            )
+            cursor.execute(
+                statement,
+                {
+                    "keys": list(items.keys),
+                    "hashes": list(items.content_hashes()),
+                    "places": list(items.places or [job_seq] * len(items)),
+                },
+            )
 
 
 def close_fill(connection: Connection, generation: Generation) -> None:

@@ -24,22 +24,25 @@ from vectormill.moments import format_moment
 FORMAT: Final = "vectormill job certificate 1"
 
 FIND_CHUNK: Final = text("""
-    SELECT chunks.id, chunks.state, chunks.is_suspect, chunks.proof_id, proof.worker, proof.report, proof.proven_at,
-           proof.failed_at, proof.reason
-      FROM vectormill.chunks LEFT JOIN vectormill.proofs AS proof ON proof.id = chunks.proof_id
-     WHERE chunks.job_id = :job_id AND chunks.first_item = :first_item AND chunks.state <> 'split'
+    SELECT id, is_suspect, proof_id, earlier_proofs FROM vectormill.chunks
+     WHERE job_id = :job_id AND first_item = :first_item AND state <> 'split'
+""")
+LIST_PROOFS: Final = text("""
+    SELECT id, worker, report, proven_at, failed_at, reason FROM vectormill.proofs
+     WHERE id = ANY(CAST(:ids AS bigint[])) ORDER BY id
 """)
 
 
 @dataclass(frozen=True, slots=True)
 class CertifiedChunk:
-    """The digest of one chunk's items and results, and what is known of its proof."""
+    """The digest of one chunk's items and results, its row, and what is known of the proofs of its results."""
 
     first_item: int
     num_items: int
     num_results: int
     digest: str
     row: Any
+    proofs: Sequence[Any]
 
     @property
     def end(self) -> int:
@@ -63,8 +66,10 @@ def write_certificate_lines(engine: Engine, job_id: UUID) -> Iterator[bytes]:
         results, present = read_stored(connection, job, generation_id, items, own)
         values = {"job_id": job_id, "first_item": first_item}
         row = connection.execute(FIND_CHUNK, values).one_or_none()
+        ids = [] if row is None else [*(row.earlier_proofs or ()), row.proof_id]
+        proofs = connection.execute(LIST_PROOFS, {"ids": ids}).all()
         digest = digest_chunk(items, results, present)
-        return CertifiedChunk(first_item, len(items), int(present.sum()), digest, row)
+        return CertifiedChunk(first_item, len(items), int(present.sum()), digest, row, proofs)
 
     return _write(job, read_blocks(engine, job, make_chunk, 0))
 
@@ -94,19 +99,23 @@ def _write(job: Job, chunks: Iterator[CertifiedChunk]) -> Iterator[bytes]:
     num_chunks = num_suspect = 0
     for chunk in chunks:
         row = chunk.row
-        proof = None if row is None or row.worker is None else row.proof_id
-        if proof is not None and proof not in told:
-            told.add(proof)
+        known = {proof.id for proof in chunk.proofs}
+        for proof in chunk.proofs:
+            if proof.id in told:
+                continue
+            told.add(proof.id)
             yield line(
                 "proof",
-                id=proof,
-                worker=row.worker,
-                report=row.report,
-                proven_at=format_moment(row.proven_at),
-                failed_at=format_moment(row.failed_at),
-                reason=row.reason,
+                id=proof.id,
+                worker=proof.worker,
+                report=proof.report,
+                proven_at=format_moment(proof.proven_at),
+                failed_at=format_moment(proof.failed_at),
+                reason=proof.reason,
             )
-        is_suspect = row is not None and bool(row.is_suspect or row.failed_at is not None)
+        has_failed = any(proof.failed_at is not None for proof in chunk.proofs)
+        is_suspect = row is not None and bool(row.is_suspect or has_failed)
+        last = None if row is None or row.proof_id not in known else row.proof_id
         num_chunks, num_suspect = num_chunks + 1, num_suspect + is_suspect
         yield line(
             "chunk",
@@ -114,7 +123,8 @@ def _write(job: Job, chunks: Iterator[CertifiedChunk]) -> Iterator[bytes]:
             first_item=chunk.first_item,
             num_items=chunk.num_items,
             num_results=chunk.num_results,
-            proof=proof,
+            proof=last,
+            **({"earlier_proofs": sorted(known - {last})} if known - {last} else {}),
             suspect=is_suspect,
             digest=chunk.digest,
         )
@@ -145,7 +155,8 @@ def hash_result(result: Any) -> bytes:
 
 LIST_PRECISIONS: Final = text("""
     SELECT DISTINCT proof.report #>> '{precision,value}' AS precision
-      FROM vectormill.chunks JOIN vectormill.proofs AS proof ON proof.id = chunks.proof_id
+      FROM vectormill.chunks
+      JOIN vectormill.proofs AS proof ON proof.id = ANY(array_append(chunks.earlier_proofs, chunks.proof_id))
      WHERE chunks.job_id = :job_id AND proof.report #>> '{precision,value}' IS NOT NULL
 """)
 

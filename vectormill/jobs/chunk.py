@@ -231,14 +231,17 @@ def decode_payload(blob: bytes) -> Items:
     return Items(*zip(*decoded, strict=True)) if decoded else Items((), (), ())
 
 
-def read_keys(blob: bytes) -> list[str]:
-    """Return the keys of the items in a blob without decoding their texts.
+def read_known(blob: bytes) -> Items:
+    """Return the items in a blob without reading an object: those behind a reference have no texts.
 
-    Items behind a reference are named by their positions until its results are there.
+    Such items are named by their positions, without content hashes, until its results are there.
     """
-    if is_reference(blob):
-        return list((_find_kept(blob) or _name_items(blob)).keys)
-    return [key for key, _, _ in _read_raw(blob)]
+    return _find_kept(blob) or _name_items(blob) if is_reference(blob) else decode_payload(blob)
+
+
+def read_keys(blob: bytes) -> list[str]:
+    """Return the keys of the items in a blob, as `read_known` does, without decoding texts."""
+    return list(read_known(blob).keys) if is_reference(blob) else [key for key, _, _ in _read_raw(blob)]
 
 
 class _Kept(msgspec.Struct, frozen=True, omit_defaults=True):

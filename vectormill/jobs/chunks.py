@@ -10,54 +10,18 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, text
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import LeaseLost
 from vectormill.domain.task import VARYING
-from vectormill.jobs.chunk import IS_LEASED, UNCLAIMED_CHUNK_STATES, Claim, load_blob, split_payload
-from vectormill.jobs.job import DISPATCHED_JOB_STATES
+from vectormill.jobs.chunk import IS_LEASED, SPLIT, Claim, load_blob, split_payload
+from vectormill.jobs.transitions import (
+    CLAIM_CHUNK,
+    COUNT_CHILDREN,
+    INSERT_CHILD,
+    RELEASE_CHUNK,
+    end_under_fence,
+)
 from vectormill.jobs.truncations import move_truncations
 from vectormill.vectors.records import pack_records, read_records
 from vectormill.vectors.vector_types import choose_vector_type, measure_item
-
-# A chunk may also be claimed from `pending`, because a late message of an earlier dispatch is as good as a
-# new one, but no message ends its pause after a failed attempt. A locked chunk is being renewed, committed or handed
-# back at this moment, and that transaction is more recent than the message. The claim and its texts come from one
-# statement, so this takes one round trip and no explicit transaction.
-CLAIM_CHUNK = text(f"""
-    WITH found AS (
-        SELECT id, state = 'leased' AS has_lapsed,
-               CASE state WHEN 'queued' THEN extract(epoch FROM now() - queued_at)::float8 END AS dispatch_seconds
-          FROM vectormill.chunks
-         WHERE id = :chunk_id
-           AND (state IN {UNCLAIMED_CHUNK_STATES} AND available_at <= now()
-                OR state = 'leased' AND lease_until < now())
-           FOR NO KEY UPDATE SKIP LOCKED
-    ), claimed AS (
-    UPDATE vectormill.chunks AS chunk
-       SET state = 'leased', fence = fence + 1, is_alone = false,
-           attempt = attempt + CASE WHEN found.has_lapsed THEN 0 ELSE 1 END,
-           lapsed = lapsed + CASE WHEN found.has_lapsed THEN 1 ELSE 0 END,
-           lease_owner = :owner, lease_until = now() + make_interval(secs => :lease_seconds)
-      FROM found, vectormill.jobs AS job
-     WHERE chunk.id = found.id AND job.id = chunk.job_id AND job.state IN {DISPATCHED_JOB_STATES}
-       AND job.model = :model
-    RETURNING chunk.id, chunk.fence, chunk.attempt, chunk.lost, chunk.lapsed, chunk.num_items, chunk.first_item,
-              chunk.only_items, chunk.dispatch_seq, found.has_lapsed, found.dispatch_seconds,
-              job.id AS job_id, coalesce(job.place, job.seq) AS job_seq, job.priority, job.spec,
-              job.generation_id, job.traceparent,
-              chunk.estimated_tokens AS num_tokens
-    ), counted AS (
-    UPDATE vectormill.jobs SET num_retried_chunks = num_retried_chunks + 1, updated_at = now()
-      FROM claimed WHERE jobs.id = claimed.job_id AND claimed.has_lapsed
-    )
-    SELECT claimed.*, payload.items, payload.places,
-           (SELECT keep_text FROM vectormill.collections WHERE id = generation.collection_id) AS keep_text,
-           generation.fingerprint AS generation_fingerprint,
-           generation.report #>> '{{fill,job}}' = CAST(claimed.job_id AS text) AS is_fill,
-           output.url AS output_url, output.table_schema AS output_schema
-      FROM claimed LEFT JOIN LATERAL vectormill.payload_of(claimed.id) AS payload ON true
-                   LEFT JOIN vectormill.job_outputs AS output ON output.id = claimed.job_id
-                   LEFT JOIN vectormill.generations AS generation ON generation.id = claimed.generation_id
-""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,22 +117,6 @@ def renew_leases(connection: Connection, claims: Sequence[Claim], lease_seconds:
     return {row.id: row.state for row in connection.execute(RENEW_LEASES, values)}
 
 
-RELEASE_CHUNK = text(f"""
-    UPDATE vectormill.chunks
-       SET state = 'pending', lease_owner = NULL, lease_until = NULL, error = :reason,
-           attempt = attempt - CASE WHEN :is_counted THEN 0 ELSE 1 END,
-           lost = lost + CASE WHEN :is_lost THEN 1 ELSE 0 END,
-           lapsed = lapsed + CASE WHEN :is_lapsed THEN 1 ELSE 0 END,
-           available_at = now() + make_interval(secs => :delay_seconds)
-     WHERE id = :chunk_id AND fence = :fence AND {IS_LEASED}
-    RETURNING job_id
-""")
-
-COUNT_RETRIED_CHUNK = text("""
-    UPDATE vectormill.jobs SET num_retried_chunks = num_retried_chunks + 1, updated_at = now() WHERE id = :job_id
-""")
-
-
 def release_chunk(
     connection: Connection,
     claim: Claim,
@@ -194,47 +142,8 @@ def release_chunk(
         "is_lapsed": is_lapsed,
         "delay_seconds": delay_seconds,
     }
-    row = connection.execute(RELEASE_CHUNK, values).one_or_none()
-    if row is not None and (is_counted or is_lost or is_lapsed):
-        connection.execute(COUNT_RETRIED_CHUNK, {"job_id": row.job_id})
-    return row is not None
+    return connection.execute(RELEASE_CHUNK, values).one_or_none() is not None
 
-
-END_PARENT = text(f"""
-    UPDATE vectormill.chunks SET state = 'split', lease_owner = NULL, lease_until = NULL, error = :reason
-     WHERE id = :chunk_id AND fence = :fence AND {IS_LEASED}
-    RETURNING id
-""")
-
-# One chunk is replaced by two. The job's row is locked from here on, so nobody else uses the new sequence
-# numbers.
-COUNT_CHILDREN = text("""
-    UPDATE vectormill.jobs
-       SET num_chunks = num_chunks + 2, num_open_chunks = num_open_chunks + 1,
-           num_retried_chunks = num_retried_chunks + 1, updated_at = now()
-     WHERE id = :job_id
-    RETURNING num_chunks
-""")
-
-INSERT_CHILD = text("""
-    WITH child AS (
-        INSERT INTO vectormill.chunks
-               (job_id, seq, state, first_item, num_items, only_items, parent_id, lost, lapsed, estimated_tokens)
-        VALUES (:job_id, :seq, 'pending', :first_item, :num_items, CAST(:only_items AS integer[]), :parent_id,
-                :lost, :lapsed, :estimated_tokens)
-        RETURNING id
-    ), payload AS (
-        INSERT INTO vectormill.chunk_payloads (chunk_id, items, places)
-        SELECT id, :items, CAST(:places AS bigint[]) FROM child
-    ), moved_errors AS (
-        UPDATE vectormill.item_errors SET chunk_id = (SELECT id FROM child)
-         WHERE job_id = :job_id AND item >= :first_item AND item < :end_item
-    )
-    INSERT INTO vectormill.chunk_vectors (chunk_id, vectors, item_tokens)
-    SELECT child.id, substring(vectors FROM CAST(:first_byte AS integer) FOR CAST(:num_bytes AS integer)),
-           substring(item_tokens FROM CAST(:first_count AS integer) FOR CAST(:count_bytes AS integer))
-      FROM child, vectormill.chunk_vectors WHERE chunk_vectors.chunk_id = :parent_id
-""")
 
 # The largest block, because Postgres keeps at most 1 GiB in one value.
 _MAX_BYTES = 1 << 30
@@ -258,9 +167,7 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
     Either half may contain that item, so a loss is recorded for both. Runs in the caller's transaction. Raise
     LeaseLost if the lease was lost. A chunk of one item is not split: fail it with a reason instead.
     """
-    ended = {"chunk_id": claim.chunk_id, "fence": claim.fence, "reason": reason}
-    if connection.execute(END_PARENT, ended).one_or_none() is None:
-        raise LeaseLost
+    end_under_fence(connection, claim, SPLIT, error=reason)
     blob, places = load_blob(connection, claim.chunk_id)
     next_seq: int = connection.execute(COUNT_CHILDREN, {"job_id": claim.job_id}).scalar_one() - 2
     halves = split_payload(blob, places, claim.num_items // 2, claim.spec, claim.num_tokens)
@@ -305,6 +212,21 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
         start = stop
     move_truncations(connection, claim.chunk_id)
     connection.execute(DELETE_CONTENT, {"chunk_id": claim.chunk_id})
+
+
+MARK_ALONE = text(f"""
+    UPDATE vectormill.chunks SET is_alone = true WHERE id = :chunk_id AND fence = :fence AND {IS_LEASED}
+""")
+
+
+def mark_alone(connection: Connection, claim: Claim) -> None:
+    """Record that no other chunk is being encoded alongside this one, so that a crash is attributed to it."""
+    connection.execute(MARK_ALONE, {"chunk_id": claim.chunk_id, "fence": claim.fence})
+
+
+def read_clock(connection: Connection) -> float:
+    """Return the database's clock, by which leases expire, in seconds."""
+    return float(connection.execute(text("SELECT extract(epoch FROM now())::float8")).scalar_one())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,32 +1,29 @@
 """Commit a chunk: its results, errors, state and its job's counters, in one fenced transaction."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, text
 
-from vectormill.collections.fills import copy_rows, hold_fill
+from vectormill.collections.fills import copy_rows, hold_fill, remove_rows
 from vectormill.collections.generation_tables import find_ranges, upsert_rows
 from vectormill.collections.row_kinds import Results, take_objects
 from vectormill.db.session import driver_of
 from vectormill.domain.encoding import INT8, EncodingSpec
-from vectormill.domain.errors import LeaseLost
 from vectormill.domain.task import RECORD, VARYING, VECTOR
 from vectormill.jobs.bottleneck import PERSIST
 from vectormill.jobs.chunk import (
     CANCELLED,
     DONE,
     FAILED,
-    IS_LEASED,
     ChunkOutcome,
     Claim,
     insert_errors,
     keep_keys,
     write_payload,
 )
-from vectormill.jobs.counters import count_chunk
 from vectormill.jobs.item import (
     TOO_MANY_WEIGHTS,
     UNSTORABLE_RECORD,
@@ -34,6 +31,7 @@ from vectormill.jobs.item import (
     ItemFailure,
     Items,
 )
+from vectormill.jobs.transitions import count_chunk, end_under_fence
 from vectormill.jobs.truncations import add_truncations
 from vectormill.jobs.vector_failures import find_vector_failures
 from vectormill.ragged import Ragged
@@ -49,15 +47,6 @@ from vectormill.vectors.vector_types import (
     pack_block,
     read_block,
 )
-
-# This is the first statement: a worker that lost its lease stops here, before it has written anything.
-FENCE = text(f"""
-    UPDATE vectormill.chunks
-       SET state = :state, lease_owner = NULL, lease_until = NULL, error = NULL, only_items = NULL,
-           proof_id = CAST(:proof_id AS bigint)
-     WHERE id = :chunk_id AND fence = :fence AND {IS_LEASED}
-    RETURNING id
-""")
 
 SELECT_CHUNK_VECTORS = text("SELECT vectors, item_tokens FROM vectormill.chunk_vectors WHERE chunk_id = :id")
 
@@ -92,7 +81,7 @@ def complete_chunk(
     """
     claim.check_space()
     if record is not None:
-        _end_under_fence(connection, claim, DONE, outcome.proof_id)
+        end_under_fence(connection, claim, DONE, proof_id=outcome.proof_id)
         record(connection)
         num_done = len(encoded) - len(outcome.failures)
         return _end(connection, claim, items, outcome, num_done, read_persist_seconds)
@@ -102,11 +91,13 @@ def complete_chunk(
     kind = choose_vector_type(spec, in_collection=claim.generation_id is not None)
     rows, vectors, outcome = leave_out(encoded, results, spec, kind, outcome)
     stored = encoded[rows]
-    _end_under_fence(connection, claim, DONE, outcome.proof_id)
+    end_under_fence(connection, claim, DONE, proof_id=outcome.proof_id)
     ranges = find_ranges(connection, spec) if kind.name == INT8 else None
     if claim.generation_id is not None:
         columns = make_column_rows(vectors, kind, ranges)
-        num_repeated = _upsert(connection, claim, claim.generation_id, items, stored, columns)
+        num_repeated = _upsert(
+            connection, claim, claim.generation_id, items, stored, columns, outcome.failures
+        )
         outcome = replace(outcome, num_repeated=num_repeated)
     else:
         counted = (encoded, outcome.item_tokens)
@@ -137,18 +128,14 @@ def _complete_records(
             _group(found) if claim.spec.result == RECORD else _leave_out_large(found, claim.spec)
         )
         outcome = replace(outcome, failures={**outcome.failures, **unstorable})
-    _end_under_fence(connection, claim, DONE, outcome.proof_id)
+    end_under_fence(connection, claim, DONE, proof_id=outcome.proof_id)
     if claim.generation_id is not None:
         stored = np.fromiter(found, dtype=np.int64, count=len(found))
         rows = take_objects(list(found.values()))
-        num_repeated = _upsert(connection, claim, claim.generation_id, items, stored, rows)
+        num_repeated = _upsert(connection, claim, claim.generation_id, items, stored, rows, outcome.failures)
         outcome = replace(outcome, num_repeated=num_repeated)
     else:
-        records = read_own_records(connection, claim)
-        for item, record in found.items():
-            records[item] = record
-        values = {"chunk_id": claim.chunk_id, "vectors": pack_records(records), "item_tokens": None}
-        connection.execute(UPSERT_CHUNK_VECTORS, values)
+        _store_records(connection, claim, found)
     return _end(connection, claim, items, outcome, len(found), read_persist_seconds)
 
 
@@ -197,12 +184,17 @@ def _upsert(
     items: Sequence[Item],
     stored: npt.NDArray[np.int64],
     results: Results,
+    failures: Collection[int],
 ) -> int:
     """Write the results of the items at positions `stored` [n] into the job's generation.
 
-    The job that fills a new generation copies its rows, whose keys were compared; any other one upserts them. Return
-    the number of items whose key comes again behind them.
+    The job that fills a new generation copies its rows, whose keys were compared; any other one upserts them. Rows that
+    an earlier attempt wrote for the items at positions `failures` are removed. Return the number of items whose key
+    comes again behind them.
     """
+    if claim.only_items is not None and failures:
+        failed = Items.of(items).take(sorted(failures))
+        remove_rows(connection, generation_id, failed, claim.job_seq)
     taken = items if len(stored) == len(items) else Items.of(items).take(stored.tolist())
     target = generation_id, claim.job_seq
     if claim.is_fill:
@@ -213,12 +205,18 @@ def _upsert(
     return upsert_rows(connection, *target, taken, results, claim.spec, keep_text=claim.keep_text)
 
 
-def read_own_records(connection: Connection, claim: Claim) -> Records:
-    """Return the records that earlier attempts stored for a chunk's items."""
-    if claim.only_items is None:
-        return [None] * claim.num_items
-    earlier = connection.execute(SELECT_CHUNK_VECTORS, {"id": claim.chunk_id}).scalar_one_or_none()
-    return read_records(earlier, claim.num_items)
+def _store_records(connection: Connection, claim: Claim, found: Mapping[int, bytes]) -> None:
+    """Store the records by position with their chunk, beside those of items that were not to be encoded again."""
+    records: Records = [None] * claim.num_items
+    if claim.only_items is not None:
+        earlier = connection.execute(SELECT_CHUNK_VECTORS, {"id": claim.chunk_id}).scalar_one_or_none()
+        records = read_records(earlier, claim.num_items)
+        for item in claim.only_items:
+            records[item] = None
+    for item, record in found.items():
+        records[item] = record
+    values = {"chunk_id": claim.chunk_id, "vectors": pack_records(records), "item_tokens": None}
+    connection.execute(UPSERT_CHUNK_VECTORS, values)
 
 
 def _end(
@@ -244,12 +242,6 @@ def _end(
         stage_seconds[PERSIST] += outcome.stage_seconds.get(PERSIST, 0.0)
         outcome = replace(outcome, stage_seconds=stage_seconds)
     return count_chunk(connection, claim, outcome, num_done, len(failures))
-
-
-def _end_under_fence(connection: Connection, claim: Claim, state: str, proof_id: int | None = None) -> None:
-    values = {"state": state, "chunk_id": claim.chunk_id, "fence": claim.fence, "proof_id": proof_id}
-    if connection.execute(FENCE, values).one_or_none() is None:
-        raise LeaseLost
 
 
 def leave_out(
@@ -296,6 +288,8 @@ def _store_with_chunk(
         earlier = connection.execute(SELECT_CHUNK_VECTORS, {"id": claim.chunk_id}).one_or_none()
         if earlier is not None:
             block[:], present[:] = read_block(earlier.vectors, kind, num_items, dimensions)
+            wanted = list(claim.only_items)
+            block[wanted], present[wanted] = missing_rows(len(wanted), kind, dimensions), False
             if earlier.item_tokens is not None:
                 tokens[:] = np.frombuffer(earlier.item_tokens, dtype="<i4")
     block[stored], present[stored] = rows, True
@@ -320,6 +314,20 @@ def _insert_errors(
     insert_errors(connection, claim.job_id, failed)
 
 
+def _remove_results(connection: Connection, claim: Claim, items: Sequence[Item]) -> None:
+    """Remove what an earlier attempt stored for the items that are to be encoded again, and now fail."""
+    none = np.empty(0, dtype=np.int64)
+    kind = choose_vector_type(claim.spec, in_collection=claim.generation_id is not None)
+    if claim.generation_id is not None:
+        _upsert(connection, claim, claim.generation_id, items, none, take_objects([]), claim.only_items or ())
+    elif claim.spec.result in VARYING:
+        _store_records(connection, claim, {})
+    else:
+        _store_with_chunk(
+            connection, claim, none, missing_rows(0, kind, claim.spec.dimensions), kind, (none, ())
+        )
+
+
 NOTHING = ChunkOutcome(failures={}, num_tokens=0, num_computed_tokens=0)
 
 
@@ -328,7 +336,7 @@ def cancel_chunk(connection: Connection, claim: Claim) -> None:
 
     Raise LeaseLost.
     """
-    _end_under_fence(connection, claim, CANCELLED)
+    end_under_fence(connection, claim, CANCELLED)
     count_chunk(connection, claim, NOTHING, 0, 0)
 
 
@@ -336,6 +344,8 @@ def fail_chunk(connection: Connection, claim: Claim, items: Sequence[Item], fail
     """Fail all items of a chunk with the same reason. Return True if this ended the job. Raise LeaseLost."""
     wanted = claim.only_items if claim.only_items is not None else range(claim.num_items)
     failures = dict.fromkeys(wanted, failure)
-    _end_under_fence(connection, claim, FAILED)
+    end_under_fence(connection, claim, FAILED)
+    if claim.only_items is not None and claim.output_url is None:
+        _remove_results(connection, claim, items)
     _insert_errors(connection, claim, items, failures)
     return count_chunk(connection, claim, NOTHING, 0, len(failures))

@@ -15,6 +15,7 @@ from vectormill.jobs.job import (
     MOST_URGENT_PRIORITY,
     TENDED_JOB_STATES,
 )
+from vectormill.jobs.transitions import MARK_QUEUED, RECALL_DISPATCHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,26 +180,6 @@ START_JOBS = text("""
      WHERE id = ANY(CAST(:job_ids AS uuid[])) AND state = 'queued'
 """)
 
-# The CTE fixes the rows before the update; a plain join could be planned so that it updates more rows than
-# LIMIT allows.
-MARK_QUEUED = text("""
-    WITH picked AS MATERIALIZED (
-        SELECT chunks.id
-          FROM unnest(CAST(:job_ids AS uuid[]), CAST(:counts AS int[])) AS share (job_id, num_chunks)
-         CROSS JOIN LATERAL (
-               SELECT id FROM vectormill.chunks
-                WHERE job_id = share.job_id AND state = 'pending' AND available_at <= now()
-                ORDER BY seq LIMIT share.num_chunks
-                  FOR UPDATE SKIP LOCKED) AS chunks
-    )
-    UPDATE vectormill.chunks AS chunk
-       SET state = 'queued', queued_at = now(), dispatch_seq = dispatch_seq + 1
-      FROM picked, vectormill.jobs AS job
-     WHERE chunk.id = picked.id AND job.id = chunk.job_id AND job.state = 'running'
-    RETURNING chunk.id, chunk.dispatch_seq, chunk.job_id, chunk.seq, chunk.num_items, job.model, job.priority,
-              chunk.estimated_tokens
-""")
-
 
 def mark_queued(connection: Connection, shares: Sequence[tuple[UUID, int]]) -> list[Dispatch]:
     """Mark up to the given number of chunks of each job as queued.
@@ -225,22 +206,6 @@ LIST_QUEUED = text("""
 def list_queued(connection: Connection) -> list[Dispatch]:
     """List dispatches that nobody has claimed, the oldest first."""
     return [Dispatch(*row) for row in connection.execute(LIST_QUEUED)]
-
-
-# The dispatch number distinguishes this dispatch from a later one of the same chunk. A locked row is being
-# claimed.
-RECALL_DISPATCHES = text("""
-    WITH lost AS (
-        SELECT chunk.id
-          FROM unnest(CAST(:chunk_ids AS bigint[]), CAST(:dispatch_seqs AS int[])) AS absent (id, dispatch_seq)
-          JOIN vectormill.chunks AS chunk ON chunk.id = absent.id AND chunk.dispatch_seq = absent.dispatch_seq
-         WHERE chunk.state = 'queued'
-           FOR UPDATE OF chunk SKIP LOCKED
-    )
-    UPDATE vectormill.chunks AS chunk SET state = 'pending', available_at = now()
-      FROM lost WHERE chunk.id = lost.id
-    RETURNING chunk.id
-""")
 
 
 def recall_dispatches(connection: Connection, dispatches: Sequence[Dispatch]) -> int:

@@ -1,15 +1,22 @@
 """Fail jobs whose model no live worker has been able to load for a long time."""
 
+from dataclasses import replace
+from typing import Final
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.jobs.chunk import insert_errors, read_keys
+from vectormill.jobs.chunk import read_known
+from vectormill.jobs.chunks import claim_chunk
+from vectormill.jobs.completion import fail_chunk
 from vectormill.jobs.item import MODEL_NOT_LOADED, ItemFailure
 from vectormill.jobs.job import DISPATCHED_JOB_STATES
 from vectormill.jobs.waiting import LIST_SERVING_WORKERS, ServingWorker, explain_load_failure
 from vectormill.workers.workers import ALIVE_SECONDS
+
+# The chunks are failed in the transaction that claims them.
+CLAIM_SECONDS: Final = 60.0
 
 # Nearly always no model is failing, and then no other statement is run.
 LIST_FAILING_MODELS = text("""
@@ -22,34 +29,6 @@ LIST_STUCK_JOBS = text(f"""
      WHERE model = ANY(CAST(:models AS text[])) AND state IN {DISPATCHED_JOB_STATES}
        AND updated_at <= now() - make_interval(secs => :seconds)
      ORDER BY model, priority, seq LIMIT 10000
-""")
-
-# A locked or dispatched chunk is left to a later round: a worker has it, or the reaper makes it pending
-# again.
-FAIL_WAITING_CHUNKS = text("""
-    WITH waiting AS (
-        SELECT id, only_items FROM vectormill.chunks WHERE job_id = :job_id AND state = 'pending'
-         ORDER BY seq LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
-    ), failed AS (
-        UPDATE vectormill.chunks AS chunk SET state = 'failed', error = NULL, only_items = NULL
-          FROM waiting WHERE chunk.id = waiting.id
-        RETURNING chunk.id, chunk.first_item, waiting.only_items
-    )
-    SELECT failed.id, failed.first_item, failed.only_items, payload.items
-      FROM failed JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = failed.id
-""")
-
-# `updated_at` changes only with the last chunk, because the next round finds a large job by it.
-COUNT_FAILED = text("""
-    UPDATE vectormill.jobs
-       SET num_open_chunks = num_open_chunks - :num_chunks, num_failed = num_failed + :num_failed,
-           updated_at = CASE WHEN num_open_chunks = :num_chunks THEN now() ELSE updated_at END,
-           finished_at = CASE WHEN num_open_chunks = :num_chunks THEN now() END,
-           state = CASE WHEN num_open_chunks > :num_chunks THEN state
-                        WHEN state = 'cancelling' THEN 'cancelled'
-                        WHEN num_done = 0 THEN 'failed'
-                        ELSE 'completed_with_errors' END
-     WHERE id = :job_id
 """)
 
 
@@ -69,19 +48,25 @@ def find_stuck_jobs(connection: Connection, seconds: float) -> dict[UUID, str]:
     return {job_id: reason for job_id, reason in reasons.items() if reason is not None}
 
 
+# A dispatched chunk is left to a later round: a worker has it, or it becomes pending again.
+LIST_WAITING_CHUNKS = text("""
+    SELECT chunks.id, jobs.model
+      FROM vectormill.chunks JOIN vectormill.jobs ON jobs.id = chunks.job_id
+     WHERE job_id = :job_id AND chunks.state = 'pending' AND available_at <= now()
+     ORDER BY chunks.seq LIMIT :limit
+""")
+
+
 def fail_waiting_chunks(connection: Connection, job_id: UUID, reason: str, limit: int) -> int:
-    """Fail at most `limit` pending chunks of a job, each item with the given reason.
+    """Fail at most `limit` pending chunks of a job, each item with the given reason, as a worker would.
 
     Return the number of chunks. The transaction that fails the last open chunk ends the job.
     """
-    rows = connection.execute(FAIL_WAITING_CHUNKS, {"job_id": job_id, "limit": limit}).all()
-    if not rows:
-        return 0
-    failed, failure = [], ItemFailure(MODEL_NOT_LOADED, reason)
-    for row in rows:
-        keys = read_keys(row.items)
-        wanted = range(len(keys)) if row.only_items is None else row.only_items
-        failed += [(row.first_item + place, row.id, keys[place], failure) for place in wanted]
-    insert_errors(connection, job_id, failed)
-    connection.execute(COUNT_FAILED, {"job_id": job_id, "num_chunks": len(rows), "num_failed": len(failed)})
-    return len(rows)
+    num_failed = 0
+    for row in connection.execute(LIST_WAITING_CHUNKS, {"job_id": job_id, "limit": limit}).all():
+        claimed = claim_chunk(connection, row.id, "the pruner", row.model, CLAIM_SECONDS)
+        if claimed is not None and claimed.payload is not None:
+            items = replace(read_known(claimed.payload), places=claimed.places)
+            fail_chunk(connection, claimed.claim, items, ItemFailure(MODEL_NOT_LOADED, reason))
+            num_failed += 1
+    return num_failed

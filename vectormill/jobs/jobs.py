@@ -10,8 +10,6 @@ from sqlalchemy import Connection, Row, text
 from vectormill.collections.collection import FORMER_GENERATION_STATES
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import JobNotFound, WrongJobState
-from vectormill.jobs.chunk import UNCLAIMED_CHUNK_STATES
-from vectormill.jobs.counters import add_up_job
 from vectormill.jobs.job import (
     JOB_STATES,
     PAUSED,
@@ -20,6 +18,14 @@ from vectormill.jobs.job import (
     state_after_pause,
     state_after_resume,
     state_after_retry,
+)
+from vectormill.jobs.transitions import (
+    CANCEL_WAITING_CHUNKS,
+    LOCK_FAILED_CHUNKS,
+    RECALL_CHUNKS,
+    RETRY_FAILED_ITEMS,
+    WAKE_DISPATCHER,
+    add_up_job,
 )
 from vectormill.objects.input import cancel_input
 from vectormill.objects.output import reopen_output
@@ -142,17 +148,6 @@ def _job(row: Row[Any]) -> Job:
     return Job(**{**values, "spec": EncodingSpec.from_json(values["spec"])})
 
 
-# Dispatched chunks that nobody has claimed become pending again; their messages can no longer claim anything,
-# because the job is paused. A resume runs the same statement, for chunks that a dispatch which began before
-# the pause has marked since. A locked chunk is being claimed.
-RECALL_CHUNKS = text("""
-    WITH dispatched AS (
-        SELECT id FROM vectormill.chunks WHERE job_id = :job_id AND state = 'queued' FOR NO KEY UPDATE SKIP LOCKED
-    )
-    UPDATE vectormill.chunks AS chunk SET state = 'pending', available_at = now()
-      FROM dispatched WHERE chunk.id = dispatched.id
-""")
-
 PAUSE_JOB = text("""
     UPDATE vectormill.jobs SET state = 'paused', paused_at = now(), updated_at = now() WHERE id = :job_id
 """)
@@ -167,14 +162,7 @@ COUNT_IDLE_SECONDS = text("""
      WHERE id = :job_id
 """)
 
-# This wakes the dispatcher, as a submission does.
-RESUME_JOB = text("""
-    WITH resumed AS (
-        UPDATE vectormill.jobs SET state = :state, updated_at = now() WHERE id = :job_id
-        RETURNING id
-    )
-    SELECT pg_notify('vectormill_jobs', '') FROM resumed
-""")
+RESUME_JOB = text("UPDATE vectormill.jobs SET state = :state, updated_at = now() WHERE id = :job_id")
 
 
 def pause_job(connection: Connection, job_id: UUID) -> Job:
@@ -186,6 +174,7 @@ def pause_job(connection: Connection, job_id: UUID) -> Job:
     if job.state == state_after_pause(job.state):
         return job
     connection.execute(PAUSE_JOB, {"job_id": job_id})
+    # Messages of these chunks can no longer claim anything, because the job is paused.
     connection.execute(RECALL_CHUNKS, {"job_id": job_id})
     return find_job(connection, job_id)
 
@@ -199,30 +188,12 @@ def resume_job(connection: Connection, job_id: UUID) -> Job:
     state = state_after_resume(job.state, has_started=job.started_at is not None)
     if job.state == state:
         return job
+    # A dispatch that began before the pause may have marked some since.
     connection.execute(RECALL_CHUNKS, {"job_id": job_id})
     connection.execute(COUNT_IDLE_SECONDS, {"job_id": job_id})
     connection.execute(RESUME_JOB, {"job_id": job_id, "state": state})
+    connection.execute(WAKE_DISPATCHER)
     return find_job(connection, job_id)
-
-
-# Chunks that no worker holds end at once; a leased one ends when its worker learns of the cancellation, at
-# its next heartbeat. A locked chunk is being claimed or dispatched: its worker learns of it as well, or the
-# reaper ends it.
-CANCEL_WAITING_CHUNKS = text(f"""
-    WITH waiting AS (
-        SELECT id FROM vectormill.chunks WHERE job_id = :job_id AND state IN {UNCLAIMED_CHUNK_STATES}
-           FOR NO KEY UPDATE SKIP LOCKED
-    ), ended AS (
-        UPDATE vectormill.chunks AS chunk SET state = 'cancelled' FROM waiting WHERE chunk.id = waiting.id
-        RETURNING 1
-    )
-    UPDATE vectormill.jobs
-       SET num_open_chunks = num_open_chunks - (SELECT count(*) FROM ended),
-           state = CASE WHEN num_open_chunks = (SELECT count(*) FROM ended) THEN 'cancelled' ELSE 'cancelling' END,
-           finished_at = CASE WHEN num_open_chunks = (SELECT count(*) FROM ended) THEN now() END,
-           updated_at = now()
-     WHERE id = :job_id
-""")
 
 
 # None of its chunks was dispatched or counted yet; they are removed with the job.
@@ -230,6 +201,9 @@ CANCEL_READING = text("""
     UPDATE vectormill.jobs SET state = 'cancelled', finished_at = now(), updated_at = now()
      WHERE id = :job_id AND state = 'uploading'
 """)
+
+
+CANCEL_JOB = text("UPDATE vectormill.jobs SET state = 'cancelling', updated_at = now() WHERE id = :job_id")
 
 
 def cancel_job(connection: Connection, job_id: UUID) -> Job:
@@ -245,36 +219,12 @@ def cancel_job(connection: Connection, job_id: UUID) -> Job:
         return job
     if job.state == PAUSED:
         connection.execute(COUNT_IDLE_SECONDS, {"job_id": job_id})
-    # These are two statements, because the counter must be read under our row lock, after the commits of
-    # chunks that completed meanwhile.
+    # Chunks that no worker holds end at once; a leased one ends when its worker learns of the cancellation, at its next
+    # heartbeat. A locked chunk is being claimed or dispatched: its worker learns of it as well, or the reaper ends it.
+    connection.execute(CANCEL_JOB, {"job_id": job_id})
     connection.execute(CANCEL_WAITING_CHUNKS, {"job_id": job_id})
+    add_up_job(connection, job_id)
     return find_job(connection, job_id)
-
-
-# This wakes the dispatcher, as a submission does.
-RETRY_FAILED_ITEMS = text("""
-    WITH failed AS (
-        DELETE FROM vectormill.item_errors WHERE job_id = :job_id RETURNING chunk_id, item
-    ), by_chunk AS (
-        SELECT chunk_id, array_agg(item ORDER BY item) AS items FROM failed GROUP BY chunk_id
-    ), reopened AS (
-        UPDATE vectormill.chunks
-           SET state = 'pending', attempt = 0, lost = 0, lapsed = 0, available_at = now(), error = NULL,
-               proof_id = NULL,
-               only_items = (SELECT array_agg(item - first_item ORDER BY item) FROM unnest(by_chunk.items) AS item)
-          FROM by_chunk
-         WHERE chunks.id = by_chunk.chunk_id
-        RETURNING cardinality(by_chunk.items) AS num_items
-    ), retried AS (
-        UPDATE vectormill.jobs
-           SET state = :state, finished_at = NULL, updated_at = now(), pace = NULL,
-               num_failed = num_failed - (SELECT coalesce(sum(num_items), 0) FROM reopened),
-               num_open_chunks = num_open_chunks + (SELECT count(*) FROM reopened)
-         WHERE id = :job_id
-        RETURNING id
-    )
-    SELECT pg_notify('vectormill_jobs', '') FROM retried
-""")
 
 
 FIND_REPLACED = text(f"""
@@ -325,13 +275,16 @@ def retry_job(connection: Connection, job_id: UUID) -> Job:
     Raise JobNotFound, or WrongJobState unless the job ended with failed items, or is paused and has some. Raise
     WrongJobState also if its collection was deleted or its generation was replaced.
     """
+    chunk_ids = connection.execute(LOCK_FAILED_CHUNKS, {"job_id": job_id}).scalars().all()
     job = lock_job(connection, job_id)
     _refuse_replaced(connection, job)
-    state = state_after_retry(job.state, job.num_failed)
+    state_after_retry(job.state, job.num_failed)
     if job.is_terminal:
         connection.execute(COUNT_IDLE_SECONDS, {"job_id": job_id})
         reopen_output(connection, job_id)
-    connection.execute(RETRY_FAILED_ITEMS, {"job_id": job_id, "state": state})
+    connection.execute(RETRY_FAILED_ITEMS, {"job_id": job_id, "chunk_ids": chunk_ids})
+    add_up_job(connection, job_id)
+    connection.execute(WAKE_DISPATCHER)
     return find_job(connection, job_id)
 
 

@@ -9,20 +9,24 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, text
 
 from vectormill.collections.collection import FORMER_GENERATION_STATES
-from vectormill.jobs.chunk import decode_payload
-from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, PAUSED, QUEUED, RUNNING
+from vectormill.jobs.chunk import OPEN_CHUNK_STATES, decode_payload
+from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, FAILED, PAUSED, QUEUED, RUNNING
 from vectormill.jobs.jobs import COUNT_IDLE_SECONDS, lock_job
+from vectormill.jobs.transitions import REOPEN_CHUNK, WAKE_DISPATCHER, add_up_job
 from vectormill.objects.reference import is_reference
 
 # The states of jobs whose chunks can be encoded again. A job that was cancelled stays as it is.
-MENDED_JOB_STATES: Final = (QUEUED, RUNNING, PAUSED, COMPLETED, COMPLETED_WITH_ERRORS)
+MENDED_JOB_STATES: Final = (QUEUED, RUNNING, PAUSED, COMPLETED, COMPLETED_WITH_ERRORS, FAILED)
 
-# No index is on proof_id, for which every commit would pay; this is read once after a fault.
-LIST_COMPUTED = text("""
+# Whether the period has computed one of the vectors of a chunk, whose halves have them if it was split.
+_IS_OF_PERIOD: Final = "(proof_id = :period OR :period = ANY(earlier_proofs)) AND state <> 'split'"
+
+# No index is on the periods, for which every commit would pay; this is read once after a fault.
+LIST_COMPUTED = text(f"""
     WITH page AS MATERIALIZED (
-        SELECT id, state, proof_id FROM vectormill.chunks WHERE id > :after ORDER BY id LIMIT :limit
+        SELECT id, state, proof_id, earlier_proofs FROM vectormill.chunks WHERE id > :after ORDER BY id LIMIT :limit
     )
-    SELECT max(id) AS last, coalesce(array_agg(id) FILTER (WHERE state = 'done' AND proof_id = :period), '{}') AS found
+    SELECT max(id) AS last, coalesce(array_agg(id) FILTER (WHERE {_IS_OF_PERIOD}), '{{}}') AS found
       FROM page
 """)
 
@@ -32,16 +36,16 @@ def list_computed_chunks(
 ) -> tuple[int | None, Sequence[int]]:
     """Read a page of all chunks, those with an id above `after`.
 
-    Return the last id of the page, None if it is empty, and the ids of completed chunks that were computed in the
+    Return the last id of the page, None if it is empty, and the ids of chunks with vectors that were computed in the
     period.
     """
     row = connection.execute(LIST_COMPUTED, {"period": period, "after": after, "limit": limit}).one()
     return row.last, row.found
 
 
-LOCK_CHUNK = text("""
-    SELECT id, job_id, first_item, num_items FROM vectormill.chunks
-     WHERE id = :chunk_id AND proof_id = :period AND state = 'done' FOR NO KEY UPDATE
+LOCK_CHUNK = text(f"""
+    SELECT id, job_id, state, first_item, num_items, only_items FROM vectormill.chunks
+     WHERE id = :chunk_id AND {_IS_OF_PERIOD} FOR NO KEY UPDATE
 """)
 
 # This reads the texts, without which the chunk cannot be encoded again, and whether something was already made of the
@@ -65,31 +69,11 @@ LIST_FAILED = text("""
      WHERE job_id = :job_id AND item >= :first_item AND item < :end_item
 """)
 
-REOPEN_CHUNK = text("""
-    UPDATE vectormill.chunks
-       SET state = 'pending', attempt = 0, lost = 0, lapsed = 0, available_at = now(), error = :reason,
-           only_items = CAST(:only_items AS integer[]), proof_id = NULL
-     WHERE id = :chunk_id
-""")
-
-# This wakes the dispatcher, as a submission does.
-REOPEN_JOB = text("""
-    WITH reopened AS (
-        UPDATE vectormill.jobs
-           SET state = :state, finished_at = NULL, updated_at = now(), num_done = num_done - :num_items,
-               num_open_chunks = num_open_chunks + 1, num_retried_chunks = num_retried_chunks + 1
-         WHERE id = :job_id
-        RETURNING id
-    )
-    SELECT pg_notify('vectormill_jobs', '') FROM reopened
-""")
-
-
 MARK_SUSPECT = text("UPDATE vectormill.chunks SET is_suspect = true WHERE id = :chunk_id")
 
 
 def mend_chunk(connection: Connection, chunk_id: int, period: int, reason: str) -> bool:
-    """Make a completed chunk `pending` again, and its job open, if it was computed in this period.
+    """Let all vectors of a chunk be encoded again, and its job be open, if one was computed in this period.
 
     Items that failed stay as they are, and so do those whose text was deleted since. The rows keep the place that
     their job has in the order of writers, so newer ones are not touched. Return False if the chunk cannot be encoded
@@ -117,14 +101,19 @@ def _reopen_chunk(connection: Connection, chunk: Row[Any], reason: str) -> bool:
     failed = set(connection.execute(LIST_FAILED, values).scalars())
     texts = [] if is_reference(found.items) else decode_payload(found.items).texts
     wanted = [item for item in range(chunk.num_items) if item not in failed and (not texts or texts[item])]
+    is_open = chunk.state in OPEN_CHUNK_STATES
     if not wanted:
-        return False
-    only_items = None if len(wanted) == chunk.num_items else wanted
-    connection.execute(REOPEN_CHUNK, {"chunk_id": chunk_id, "reason": reason, "only_items": only_items})
+        return is_open
+    if is_open:  # a retry wants some of them anyway, which are not counted as done
+        waiting = wanted if chunk.only_items is None else chunk.only_items
+    else:
+        waiting = []
     if job.is_terminal:
         connection.execute(COUNT_IDLE_SECONDS, {"job_id": job.id})
-    state = QUEUED if job.is_terminal else job.state
-    connection.execute(REOPEN_JOB, {"job_id": job.id, "state": state, "num_items": len(wanted)})
+    values = {"chunk_id": chunk_id, "reason": reason, "items": wanted}
+    connection.execute(REOPEN_CHUNK, {**values, "num_done": len(set(wanted).difference(waiting))})
+    add_up_job(connection, job.id)
+    connection.execute(WAKE_DISPATCHER)
     return True
 
 
@@ -135,7 +124,10 @@ LIST_SUSPECT = text("""
       JOIN vectormill.jobs ON jobs.id = chunks.job_id AND jobs.state <> 'deleting'
       LEFT JOIN vectormill.generations ON generations.id = jobs.generation_id
       LEFT JOIN vectormill.collections ON collections.id = generations.collection_id
-      LEFT JOIN vectormill.proofs AS proof ON proof.id = chunks.proof_id
+      LEFT JOIN LATERAL (
+            SELECT worker, failed_at, reason FROM vectormill.proofs
+             WHERE id = ANY(array_append(chunks.earlier_proofs, chunks.proof_id))
+             ORDER BY failed_at LIMIT 1) AS proof ON true
      WHERE chunks.is_suspect AND chunks.id > :after
      ORDER BY chunks.id LIMIT :limit
 """)

@@ -44,6 +44,7 @@ from vectormill.jobs.job import UPLOADING, Job, NewJob
 from vectormill.jobs.jobs import find_job, lock_job
 from vectormill.jobs.key_ledger import KeyLedger, refuse_full_disk
 from vectormill.jobs.operations import InputBody
+from vectormill.jobs.transitions import INSERT_CHUNK, QUEUE_JOB, WAKE_DISPATCHER
 from vectormill.jobs.twins import add_twin
 from vectormill.objects.input import add_input
 from vectormill.objects.output import OutputPlace, add_output, leave_folder, take_place
@@ -100,15 +101,6 @@ GIVE_SIGN_OF_LIFE = text("""
     UPDATE vectormill.jobs SET updated_at = now() WHERE id = :id AND state = 'uploading' RETURNING id
 """)
 
-INSERT_CHUNK = text("""
-    WITH chunk AS (
-        INSERT INTO vectormill.chunks (job_id, seq, state, first_item, num_items, estimated_tokens)
-        VALUES (:job_id, :seq, 'pending', :first_item, :num_items, :estimated_tokens) RETURNING id
-    )
-    INSERT INTO vectormill.chunk_payloads (chunk_id, items, places)
-    SELECT id, :items, CAST(:places AS bigint[]) FROM chunk
-""")
-
 LIST_REFERENCES = text("""
     SELECT chunks.seq, payload.items
       FROM vectormill.chunks JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
@@ -121,20 +113,6 @@ FIND_PAYLOAD = text("""
       FROM vectormill.chunks JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
      WHERE chunks.job_id = :job_id AND chunks.first_item <= :position
      ORDER BY chunks.first_item DESC LIMIT 1
-""")
-
-# NOTIFY is a hint that wakes the dispatcher. It takes a global lock at commit, so it is sent here, once for
-# each job, and never in the transaction of a chunk.
-QUEUE_JOB = text("""
-    WITH queued AS (
-        UPDATE vectormill.jobs
-           SET state = 'queued', spec = CAST(:spec AS jsonb), generation_id = :generation_id,
-               content_hash = coalesce(content_hash, :content_hash),
-               num_items = :num_items, num_chunks = :num_chunks, num_open_chunks = :num_chunks, updated_at = now()
-         WHERE id = :id AND state = 'uploading'
-        RETURNING id
-    )
-    SELECT pg_notify('vectormill_jobs', '') FROM queued
 """)
 
 # From now on no client is expected to send anything more (see deletion.py), and a repeated request finds the job.
@@ -487,6 +465,7 @@ class JobWriter:
                 "num_chunks": self._num_chunks,
             },
         )
+        connection.execute(WAKE_DISPATCHER)
         if generation is not None and job.generation_id is None:
             add_twin(connection, self._id, self._num_chunks, generation)
 

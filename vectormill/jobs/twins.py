@@ -22,46 +22,8 @@ from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import JobNotFound, WrongJobState
 from vectormill.jobs.job import FINISHED_JOB_STATES, STEERABLE_JOB_STATES, UNWANTED_JOB_STATES, Job
 from vectormill.jobs.jobs import cancel_job, lock_job
+from vectormill.jobs.transitions import COPY_CHUNKS, INSERT_TWIN, WAKE_DISPATCHER
 from vectormill.runs.run import OPEN_RUN_STATES
-
-# Chunks with failed items are always copied, since a client may retry the twin once its generation is live.
-_IS_COPIED = """
-    chunks.state <> 'split'
-    AND (CAST(:with_done AS boolean) OR chunks.state <> 'done'
-         OR EXISTS (SELECT 1 FROM vectormill.item_errors AS failed
-                     WHERE failed.job_id = :job_id AND failed.chunk_id = chunks.id))
-"""
-
-INSERT_TWIN = text(f"""
-    INSERT INTO vectormill.jobs
-           (id, state, model, spec, generation_id, priority, metadata, content_hash, num_items, num_chunks,
-            num_open_chunks, twin_of, forget_at, place)
-    SELECT :twin_id, 'queued', :model, CAST(:spec AS jsonb), :generation_id, job.priority, job.metadata,
-           job.content_hash, chunks.num_items, chunks.num_chunks, chunks.num_chunks, job.id, job.forget_at,
-           coalesce(job.place, job.seq)
-      FROM vectormill.jobs AS job,
-           (SELECT coalesce(sum(num_items), 0) AS num_items, count(*) AS num_chunks
-              FROM vectormill.chunks WHERE job_id = :job_id AND {_IS_COPIED}) AS chunks
-     WHERE job.id = :job_id AND chunks.num_chunks > 0
-    RETURNING id
-""")
-
-# Payloads are copied in compressed form; no text is decoded.
-COPY_CHUNKS = text(f"""
-    WITH original AS (
-        SELECT chunks.id, seq, first_item, chunks.num_items, estimated_tokens, payload.items, payload.places
-          FROM vectormill.chunks JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
-         WHERE chunks.job_id = :job_id AND {_IS_COPIED}
-    ), copied AS (
-        INSERT INTO vectormill.chunks (job_id, seq, state, first_item, num_items, estimated_tokens)
-        SELECT :twin_id, seq, 'pending', first_item, num_items, estimated_tokens FROM original
-        RETURNING id, seq
-    )
-    INSERT INTO vectormill.chunk_payloads (chunk_id, items, places)
-    SELECT copied.id, original.items, original.places FROM copied JOIN original ON original.seq = copied.seq
-""")
-
-NOTIFY_TWIN = text("SELECT pg_notify('vectormill_jobs', '')")
 
 # Which generation (`id`) is written as well as which other (`former_id`), and by which ended jobs: those after `seq`.
 # One that is being built is written as well as the live one, and after a rollback the live one as well as the one
@@ -137,7 +99,7 @@ def _insert_twin(connection: Connection, job_id: UUID, building: Generation, *, 
     }
     if connection.execute(INSERT_TWIN, values).one_or_none() is not None:
         connection.execute(COPY_CHUNKS, values)
-        connection.execute(NOTIFY_TWIN)
+        connection.execute(WAKE_DISPATCHER)
 
 
 def list_without_twin(connection: Connection, generation_id: int) -> list[UUID]:

@@ -27,7 +27,7 @@ from vectormill.domain.errors import (
 )
 from vectormill.jobs.bottleneck import LOAD, PERSIST
 from vectormill.jobs.chunk import ChunkOutcome, Claim, load_blob, open_payload, read_keys
-from vectormill.jobs.chunks import ClaimedChunk, claim_chunk, release_chunk, split_chunk
+from vectormill.jobs.chunks import ClaimedChunk, claim_chunk, mark_alone, release_chunk, split_chunk
 from vectormill.jobs.completion import cancel_chunk, fail_chunk
 from vectormill.jobs.item import (
     CRASHED_WORKER,
@@ -40,7 +40,6 @@ from vectormill.jobs.item import (
     Items,
 )
 from vectormill.jobs.job import INTERACTIVE_PRIORITY
-from vectormill.jobs.rescue import mark_alone
 from vectormill.processes.logs import logging_with
 from vectormill.settings import Settings
 from vectormill.tracing import NOTHING, Note, is_tracing, note_past, span

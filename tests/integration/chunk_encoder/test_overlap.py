@@ -19,8 +19,8 @@ from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, SPEC, making_engines
 from tests.protocol import dispatch_all, make_items, submit
 from tests.waiting import wait_for
 from vectormill.domain.task import EMBED
-from vectormill.jobs.counters import add_up_jobs
 from vectormill.jobs.jobs import find_job
+from vectormill.jobs.transitions import add_up_jobs
 from vectormill.settings import Settings
 from worker.chunk.chunk_encoder import ChunkEncoder, Result
 from worker.chunk.commit import PostgresSink

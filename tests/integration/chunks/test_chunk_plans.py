@@ -4,9 +4,8 @@ from sqlalchemy import Engine, TextClause, text
 
 from tests.protocol import claim, dispatch_all, make_items, submit
 from vectormill.jobs.chunk import DONE
-from vectormill.jobs.chunks import END_PARENT, RELEASE_CHUNK, RENEW_LEASES
-from vectormill.jobs.completion import FENCE
-from vectormill.jobs.rescue import MARK_ALONE
+from vectormill.jobs.chunks import MARK_ALONE, RENEW_LEASES
+from vectormill.jobs.transitions import FENCE, RELEASE_CHUNK
 
 NUM_LEASED = 300
 
@@ -26,12 +25,11 @@ def test_a_chunk_under_its_fence_is_found_without_reading_other_leased_chunks(en
     claims = [taken for each in dispatch_all(engine) if (taken := claim(engine, each.chunk_id)) is not None]
     last = claims[-1]
     named: dict[str, object] = {"chunk_id": last.chunk_id, "fence": last.fence}
-    release = {"is_counted": False, "is_lost": False, "is_lapsed": False, "reason": "", "delay_seconds": 0.0}
+    release = {"is_counted": True, "is_lost": False, "is_lapsed": False, "reason": "", "delay_seconds": 0.0}
     held = {"chunk_ids": [last.chunk_id], "fences": [last.fence], "lease_seconds": 30.0}
     for statement, values in (
-        (FENCE, {**named, "state": DONE, "proof_id": None}),
+        (FENCE, {**named, "state": DONE, "proof_id": None, "error": None}),
         (RELEASE_CHUNK, {**named, **release}),
-        (END_PARENT, {**named, "reason": ""}),
         (MARK_ALONE, named),
         (RENEW_LEASES, held),
     ):

@@ -11,10 +11,10 @@ from sqlalchemy import Engine, text
 from tests.database import ask, execute
 from tests.protocol import claim, complete, dispatch_all, make_items, submit
 from vectormill.jobs.chunk import Claim
-from vectormill.jobs.counters import ADD_UP, add_up_jobs
 from vectormill.jobs.item import ENCODING_FAILED, ItemFailure
 from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, Job
 from vectormill.jobs.jobs import delete_job, find_job, lock_job, pause_job, retry_job
+from vectormill.jobs.transitions import ADD_UP, add_up_jobs
 
 FAILURES = {0: ItemFailure(ENCODING_FAILED, "This text cannot be encoded, as this test wants it.")}
 

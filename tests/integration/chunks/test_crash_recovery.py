@@ -1,7 +1,6 @@
 """A worker's process that ends: which of its chunks are to blame, which are suspect, and which are only returned."""
 
 import signal
-import threading
 from uuid import UUID, uuid4
 
 import pytest
@@ -9,10 +8,9 @@ from sqlalchemy import Engine, text
 
 from tests.database import ask, execute
 from tests.protocol import claim, dispatch_all, make_items, submit
-from tests.waiting import wait_for
 from vectormill.jobs.chunk import Claim
-from vectormill.jobs.jobs import find_job
-from vectormill.jobs.rescue import mark_alone
+from vectormill.jobs.chunks import mark_alone
+from vectormill.jobs.jobs import lock_job
 from worker.identity import EndedWorker, release_chunks_of
 
 DEAD, LIVE = uuid4(), uuid4()
@@ -50,7 +48,7 @@ def test_chunks_that_were_together_when_a_process_failed_are_suspect_and_return_
     hold(engine, LIVE, 1)
     end(engine, number)
     assert counts(engine) == [("pending", 0, 1, 0), ("pending", 0, 1, 0), ("leased", 1, 0, 0)]
-    assert ask(engine, find_job, held[0].job_id).num_retried_chunks == 2
+    assert ask(engine, lock_job, held[0].job_id).num_retried_chunks == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -80,24 +78,11 @@ def test_a_suspect_that_waited_with_others_gathers_no_blame_by_that(engine: Engi
     assert counts(engine) == [("pending", 0, 1, 0)] * 2
 
 
-@pytest.mark.parametrize("locked", [0, 1])
-def test_a_worker_that_returns_chunks_of_several_jobs_locks_one_job_at_a_time(
-    engine: Engine, locked: int
-) -> None:
+def test_a_worker_that_returns_chunks_of_several_jobs_waits_for_none_of_them(engine: Engine) -> None:
     jobs = [hold(engine, DEAD, 1)[0].job_id for _ in range(2)]
-    lock = text("SELECT id FROM vectormill.jobs WHERE id = :id FOR NO KEY UPDATE NOWAIT")
-    with engine.connect() as holding:
-        holding.execute(lock, {"id": jobs[locked]})
-        thread = threading.Thread(target=end, args=(engine, signal.SIGSEGV))
-        thread.start()
-        wait_for(lambda: count_waiting(engine) == 1, 20, "it waits for the job that is locked")
-        execute(engine, lock, id=jobs[1 - locked])
-        holding.rollback()
-        thread.join()
-    assert [ask(engine, find_job, job).num_retried_chunks for job in jobs] == [1, 1]
-
-
-def count_waiting(engine: Engine) -> int:
-    """Statements of this database that wait for a lock."""
-    statement = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    return int(execute(engine, statement).scalar_one())
+    with engine.begin() as holding:
+        holding.execute(text("SET LOCAL lock_timeout = '10s'"))
+        for job in jobs:
+            lock_job(holding, job)
+        end(engine, signal.SIGSEGV)
+    assert [ask(engine, lock_job, job).num_retried_chunks for job in jobs] == [1, 1]

@@ -19,8 +19,8 @@ from vectormill.jobs.dispatch import WorkerCapacity, list_demands, list_rooms, m
 from vectormill.jobs.item import Item, ItemFailure
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.jobs import retry_job
-from vectormill.jobs.rescue import rescue_expired_chunks
 from vectormill.jobs.submission import JobWriter
+from vectormill.jobs.transitions import rescue_expired_chunks
 from vectormill.settings import Settings
 from vectormill.workers.workers import (
     ALIVE_SECONDS,

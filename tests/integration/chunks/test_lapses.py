@@ -16,7 +16,7 @@ from tests.protocol import claim, claim_next, complete, make_items, submit
 from tests.waiting import wait_for
 from vectormill.jobs.chunks import renew_leases
 from vectormill.jobs.jobs import find_job
-from vectormill.jobs.rescue import rescue_expired_chunks
+from vectormill.jobs.transitions import rescue_expired_chunks
 from vectormill.settings import Settings
 from worker.chunk.chunk_encoder import MAX_LAPSED
 from worker.engine.request import EncodeRequest, RunnerDied

@@ -9,22 +9,23 @@ from sqlalchemy import Connection, Engine, text
 
 from tests.database import ask, execute, load_payload
 from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
-from vectormill.jobs.chunk import Claim, Dispatch
+from vectormill.jobs.chunk import DONE, Claim, Dispatch
 from vectormill.jobs.chunks import (
-    COUNT_RETRIED_CHUNK,
     claim_chunk,
     release_chunk,
     renew_leases,
     split_chunk,
 )
-from vectormill.jobs.completion import FENCE, fail_chunk
+from vectormill.jobs.completion import fail_chunk
 from vectormill.jobs.deletion import delete_forgotten_queries
 from vectormill.jobs.dispatch import mark_queued, recall_dispatches
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import cancel_job, delete_job, find_job, pause_job, retry_job
-from vectormill.jobs.rescue import (
+from vectormill.jobs.transitions import (
+    add_up_job,
     end_cancelled_jobs,
+    end_under_fence,
     recall_paused_chunks,
     rescue_expired_chunks,
     rescue_unclaimed_chunks,
@@ -159,10 +160,9 @@ def test_the_query_of_a_search_is_removed_while_a_worker_commits_it(engine: Engi
     execute(engine, "UPDATE vectormill.jobs SET forget_at = now() - interval '1 s'")
 
     with engine.begin() as connection:
-        values = {"state": "done", "chunk_id": held.chunk_id, "fence": held.fence, "proof_id": None}
-        connection.execute(FENCE, values)  # a commit's first statement
+        end_under_fence(connection, held, DONE)  # a commit's first statement
         _, end = begin_beside(engine, REMOVALS[removal], query)
-        connection.execute(COUNT_RETRIED_CHUNK, {"job_id": query.id})  # the job's row, as its last
+        add_up_job(connection, query.id)  # the job's row, as its last
     end()
 
 

@@ -13,7 +13,7 @@ from vectormill.jobs.dispatch import list_demands
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import cancel_job, find_job, pause_job, resume_job, retry_job
-from vectormill.jobs.rescue import recall_paused_chunks
+from vectormill.jobs.transitions import recall_paused_chunks
 
 FAILURE = ItemFailure(EMPTY_TEXT, "empty")
 

@@ -31,8 +31,8 @@ from vectormill.jobs.chunks import claim_chunk, renew_leases
 from vectormill.jobs.completion import cancel_chunk
 from vectormill.jobs.export import read_results
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
-from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, list_jobs, retry_job
-from vectormill.jobs.rescue import (
+from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, list_jobs, lock_job, retry_job
+from vectormill.jobs.transitions import (
     rescue_expired_chunks,
     rescue_unclaimed_chunks,
 )
@@ -73,7 +73,7 @@ def test_a_worker_that_lost_its_lease_writes_nothing(engine: Engine) -> None:
     assert thief is not None
     assert thief.fence == zombie.fence + 1
     assert (thief.lost, thief.lapsed, thief.attempt) == (0, 1, 1)
-    assert job_of(engine, thief.job_id).num_retried_chunks == 1
+    assert ask(engine, lock_job, thief.job_id).num_retried_chunks == 1
     with pytest.raises(LeaseLost):
         complete(engine, zombie)
     assert execute(engine, "SELECT count(*) FROM docs").scalar_one() == 0
@@ -148,7 +148,7 @@ def test_expired_leases_and_lost_dispatches_go_back_to_pending(engine: Engine) -
     assert ask(engine, rescue_unclaimed_chunks, timeout_seconds=60) == 0
     assert ask(engine, rescue_unclaimed_chunks, timeout_seconds=-1) == 1
     assert [dispatch.chunk_id for dispatch in dispatch_all(engine)] == [first.chunk_id, second.chunk_id]
-    assert job_of(engine, job.id).num_retried_chunks == 1
+    assert ask(engine, lock_job, job.id).num_retried_chunks == 1
 
 
 def test_a_heartbeat_renews_leases_and_tells_of_lost_ones_and_of_cancelled_jobs(engine: Engine) -> None:

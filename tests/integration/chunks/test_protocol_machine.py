@@ -31,13 +31,13 @@ from tests.protocol import check_open_job_counts, claim, complete, dispatch_all,
 from vectormill.domain.errors import LeaseLost, WrongJobState
 from vectormill.jobs.chunk import Claim
 from vectormill.jobs.chunks import release_chunk, split_chunk
-from vectormill.jobs.counters import add_up_jobs
 from vectormill.jobs.dispatch import list_queued, recall_dispatches
 from vectormill.jobs.export import read_results
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import CANCELLED, CANCELLING, PAUSED, Job
 from vectormill.jobs.jobs import cancel_job, find_job, lock_job, pause_job, resume_job, retry_job
-from vectormill.jobs.rescue import (
+from vectormill.jobs.transitions import (
+    add_up_jobs,
     end_cancelled_jobs,
     recall_paused_chunks,
     rescue_expired_chunks,

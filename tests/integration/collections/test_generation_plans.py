@@ -12,7 +12,8 @@ from vectormill.collections.coverage import COUNT_OPEN_JOBS
 from vectormill.collections.swaps import LIST_LAGGING_TWINS, LIST_PRUNABLE
 from vectormill.db.parameters import to_jsonb
 from vectormill.db.plans import walk_plan
-from vectormill.jobs.twins import INSERT_TWIN, LIST_TWINS, LIST_UNWANTED_JOBS, LIST_WITHOUT_TWIN
+from vectormill.jobs.transitions import INSERT_TWIN
+from vectormill.jobs.twins import LIST_TWINS, LIST_UNWANTED_JOBS, LIST_WITHOUT_TWIN
 
 ENDED_JOBS = text("""
     INSERT INTO vectormill.jobs (id, state, model, spec, generation_id, priority, num_items, finished_at, twin_of)
@@ -27,7 +28,7 @@ QUESTIONS: list[tuple[str, TextClause, dict[str, Any]]] = [
     ("jobs that are unwanted", LIST_UNWANTED_JOBS, {}),
     ("generations to prune", LIST_PRUNABLE, {"seconds": 1.0, "generation_id": None}),
     ("open jobs", COUNT_OPEN_JOBS, {"generation_id": 1}),
-    ("jobs without a twin", LIST_WITHOUT_TWIN, {"live_id": 1, "building_id": 2, "since_seq": 39_990}),
+    ("jobs without a twin", LIST_WITHOUT_TWIN, {"generation_id": 1}),
     (
         "a twin",
         INSERT_TWIN,

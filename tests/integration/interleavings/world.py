@@ -33,7 +33,6 @@ from vectormill.files.roots import ANYWHERE
 from vectormill.jobs.chunk import LEASED, ChunkOutcome, Claim
 from vectormill.jobs.chunks import claim_chunk, find_chunk, release_chunk, renew_leases, split_chunk
 from vectormill.jobs.completion import cancel_chunk, fail_chunk
-from vectormill.jobs.counters import add_up_jobs
 from vectormill.jobs.deletion import (
     delete_batch,
     discard_expired_jobs,
@@ -45,7 +44,8 @@ from vectormill.jobs.dispatch import list_queued, recall_dispatches
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
 from vectormill.jobs.job import CANCELLING
 from vectormill.jobs.jobs import delete_job, retry_job
-from vectormill.jobs.rescue import (
+from vectormill.jobs.transitions import (
+    add_up_jobs,
     end_cancelled_jobs,
     recall_paused_chunks,
     rescue_expired_chunks,

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 
 from scheduler.mender import Mender
 from tests.api_server import api_client
-from tests.database import ask, execute
+from tests.database import ask, execute, load_payload
 from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.protocol import (
     SPEC,
@@ -25,10 +25,12 @@ from tests.protocol import claim_next as claim_next_chunk
 from vectormill.client import Client
 from vectormill.db.plans import walk_plan
 from vectormill.jobs.certificates import write_certificate_lines
+from vectormill.jobs.chunks import split_chunk
+from vectormill.jobs.completion import fail_chunk
 from vectormill.jobs.export import read_results
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
 from vectormill.jobs.job import Job
-from vectormill.jobs.jobs import cancel_job, find_job, retry_job
+from vectormill.jobs.jobs import cancel_job, find_job, pause_job, resume_job, retry_job
 from vectormill.jobs.mending import LIST_SUSPECT, list_suspect_chunks
 from vectormill.workers.proofs import (
     begin_period,
@@ -145,6 +147,90 @@ def test_items_that_failed_stay_failed_and_are_not_counted_twice(engine: Engine,
     assert chunk.only_items == [0, 2, 3]
     ended = encode(engine, job, [periods[2]])
     assert (ended.state, ended.num_done, ended.num_failed) == ("completed_with_errors", 3, 1)
+
+
+def begin_again(engine: Engine, period: int, collection: str | None = None) -> Job:
+    """Return a job of two chunks, of which the period computed four items, but not the first one, which failed."""
+    job = submit(engine, make_items(5), collection=collection)
+    complete(engine, claim_next_chunk(engine), {0: ItemFailure(EMPTY_TEXT, "")})
+    execute(engine, "UPDATE vectormill.chunks SET proof_id = :id WHERE state = 'done'", id=period)
+    return job
+
+
+def test_a_paused_job_whose_chunk_was_mended_is_retried_with_both_what_failed_and_what_is_faulty(
+    engine: Engine, periods: list[int]
+) -> None:
+    job = begin_again(engine, periods[1])
+    fail_and_mend(engine, periods[1])
+    ask(engine, pause_job, job.id)
+    retried = ask(engine, retry_job, job.id)
+    assert (retried.num_done, retried.num_failed, retried.num_open_chunks) == (0, 0, 2)
+    assert execute(engine, FIND_CHUNKS, job_id=job.id).all()[0].only_items == [0, 1, 2, 3]
+    ask(engine, resume_job, job.id)
+    ended = encode(engine, job, [periods[2]] * 2)
+    assert (ended.state, ended.num_done, ended.num_open_chunks) == ("completed", 5, 0)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_chunk_keeps_every_period_that_computed_one_of_its_vectors(
+    engine: Engine, periods: list[int], is_open: bool
+) -> None:
+    proven, failed, other = periods
+    job = begin_again(engine, failed)
+    encode(engine, job, [other])
+    ask(engine, retry_job, job.id)
+    if not is_open:
+        encode(engine, job, [proven])
+        lines = [json.loads(line) for line in write_certificate_lines(engine, job.id)]
+        assert [line["id"] for line in lines if line["kind"] == "proof"] == [proven, failed, other]
+        assert next(line for line in lines if line["kind"] == "chunk")["earlier_proofs"] == [failed]
+    fail_and_mend(engine, failed)
+    first, _ = execute(engine, FIND_CHUNKS, job_id=job.id).all()
+    assert (first.state, first.only_items) == ("pending", [0, 1, 2, 3])
+    opened = ask(engine, find_job, job.id)
+    assert (opened.num_done, opened.num_failed, opened.num_open_chunks) == (1, 0, 1)
+    ended = encode(engine, job, [other])
+    assert (ended.state, ended.num_done, ended.num_failed) == ("completed", 5, 0)
+    certified = [json.loads(line) for line in write_certificate_lines(engine, job.id)]
+    assert {line["proof"] for line in certified if line["kind"] == "chunk"} == {other}
+    assert certified[-1]["num_suspect_chunks"] == 0
+
+
+def test_a_chunk_that_is_split_keeps_its_periods(engine: Engine, periods: list[int]) -> None:
+    job = submit(engine, make_items(4))
+    failures = dict.fromkeys(range(2), ItemFailure(EMPTY_TEXT, ""))
+    complete(engine, claim_next_chunk(engine), failures)
+    execute(engine, "UPDATE vectormill.chunks SET proof_id = :id", id=periods[1])
+    ask(engine, retry_job, job.id)
+    ask(engine, split_chunk, claim_next_chunk(engine), "lost twice")
+    fail_and_mend(engine, periods[1])
+    ended = encode(engine, job, [periods[2]] * 2)
+    assert (ended.state, ended.num_done, ended.num_chunks) == ("completed", 4, 3)
+    certified = [json.loads(line) for line in write_certificate_lines(engine, job.id)]
+    assert {line.get("proof") for line in certified if line["kind"] == "chunk"} == {periods[2]}
+
+
+@pytest.mark.parametrize("ends", ["some fail", "all fail"])
+@pytest.mark.parametrize("collection", [None, "docs"])
+def test_a_text_that_fails_when_it_is_encoded_again_leaves_no_faulty_vector(
+    engine: Engine, periods: list[int], collection: str | None, ends: str
+) -> None:
+    job = begin_again(engine, periods[1], collection)
+    fail_and_mend(engine, periods[1])
+    claimed = claim_next_chunk(engine)
+    failure = ItemFailure(EMPTY_TEXT, "")
+    if ends == "some fail":
+        complete(engine, claimed, {1: failure, 2: failure})
+    else:
+        items = ask(engine, load_payload, claimed.chunk_id)
+        ask(engine, fail_chunk, claimed, items, failure)
+    complete(engine, claim_next_chunk(engine))
+    left = {"some fail": ["k3", "k4"], "all fail": ["k4"]}[ends]
+    blocks = list(read_results(engine, job.id))
+    found = [key for block in blocks for key, has in zip(block.keys, block.present, strict=True) if has]
+    assert found == left
+    if collection:
+        assert execute(engine, "SELECT key FROM docs ORDER BY key").scalars().all() == left
 
 
 @pytest.mark.parametrize("obstacle", ["texts", "cancelled"])

@@ -31,7 +31,7 @@ from vectormill.jobs.export import LIST_CHUNKS, LIST_PAYLOADS, read_results
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import Job
 from vectormill.jobs.partitions import TABLES, ChunkSpan, keep_partitions, list_spans, shrink_partitions
-from vectormill.jobs.submission import INSERT_CHUNK
+from vectormill.jobs.transitions import INSERT_CHUNK
 
 NEVER = 1e9
 SPAN = 8  # in these tests

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from indexer.filling import end_fill
+from scheduler.mender import Mender
 from scheduler.scrubber import Scrubber
 from tests.api_server import encoding_meanwhile
 from tests.building import NEXT, build, encode_all, make_context, make_run, put, swap
@@ -22,7 +23,7 @@ from tests.integration.crashes.victims import Servers, running, watched_engine
 from tests.integration.rows.test_upserts import ITEMS
 from tests.kept_rows import read_rows
 from tests.kinds import MANY, RECORDS, SCORES
-from tests.protocol import SPEC, claim, complete, dispatch_all, results_of, submit
+from tests.protocol import SPEC, claim, complete, dispatch_all, results_of, submit, vector_of
 from vectormill.collections.collection import CollectionOptions, Generation
 from vectormill.collections.collections import change_collection, create_collection, find_generation
 from vectormill.collections.deletions import delete_scrubbed
@@ -30,6 +31,7 @@ from vectormill.collections.descriptions import describe_collection
 from vectormill.collections.fills import copy_rows, has_fill, open_fill
 from vectormill.collections.generation_tables import attributes_name, filled_names, upsert_rows
 from vectormill.collections.generations import find_building
+from vectormill.collections.indexes import analyze_table
 from vectormill.collections.items import delete_items
 from vectormill.collections.removals import drop_orphaned_tables, remove_collection
 from vectormill.collections.row_kinds import choose_kind, take_objects
@@ -38,7 +40,7 @@ from vectormill.domain.encoding import VECTOR_TYPES, EncodingSpec
 from vectormill.domain.errors import Conflict
 from vectormill.domain.task import RECORD, REPRESENTATIONS, VECTOR
 from vectormill.jobs.chunk import Claim
-from vectormill.jobs.item import Item, Items
+from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure, Items
 from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.jobs import draw_seq
 from vectormill.jobs.submission import JobWriter
@@ -47,6 +49,7 @@ from vectormill.settings import Settings
 from vectormill.vectors.quantization import measure_ranges
 from vectormill.vectors.records import group_records
 from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, make_rows
+from vectormill.workers.proofs import begin_period, fail_period
 
 KEEPING = CollectionOptions(keep_text=True)
 LIST_TABLES = text("""
@@ -206,6 +209,50 @@ def test_of_a_key_in_the_fill_and_beside_it_the_later_row_stays_with_its_own_met
         "stripped": ("put", ""),
         "other": ("put", ""),
     }
+
+
+@pytest.mark.parametrize("ends", ["encoded", "fails"])
+@pytest.mark.parametrize("when", ["open", "closed", "merged"])
+def test_rows_of_a_fill_that_are_encoded_again_replace_the_faulty_ones(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, when: str, ends: str
+) -> None:
+    put(engine, "seed")
+    building, job = begin(engine, [row(key, "filled", page=1) for key in ("k1", "k2", "k3", "k4")])
+    period = ask(engine, begin_period, "w", uuid4(), NEXT.model, {})
+    encode_all(engine)
+    faulty = "UPDATE vectormill.chunks SET proof_id = :period WHERE job_id = :job AND seq = 0"
+    execute(engine, faulty, period=period, job=job.id)
+    wrong = "[" + ",".join(["0.5"] * SPEC.dimensions) + "]"
+    table = f"vectormill.generation_{building.id}_fill"
+    execute(engine, f"UPDATE {table} SET embedding = '{wrong}' WHERE key < 'k3'")
+
+    def mend() -> None:
+        ask(engine, fail_period, period, "its vector has changed")
+        Mender(engine).mend()
+        (again,) = claim_all(engine)
+        failure = ItemFailure(EMPTY_TEXT, "")
+        complete(engine, again, {1: failure} if ends == "fails" else None)
+
+    def begin_to_merge(*given: Any) -> None:
+        if given[1] == filled_names(building.id)[0]:
+            mend()
+        analyze_table(*given)
+
+    if when == "open":
+        mend()
+    elif when == "closed":
+        monkeypatch.setattr("indexer.filling.analyze_table", begin_to_merge)
+    end(engine, building)
+    if when == "merged":
+        mend()
+    swap(engine, building)
+    rows = execute(
+        engine, "SELECT key, embedding::real[] AS vector FROM docs WHERE key <> 'seed' ORDER BY key"
+    ).all()
+    left = ["k1", "k3", "k4"] if ends == "fails" else ["k1", "k2", "k3", "k4"]
+    assert [each.key for each in rows] == left
+    for each in rows:
+        assert np.allclose(each.vector, vector_of(b"filled"), atol=1e-3), each.key
 
 
 def test_a_later_row_without_metadata_leaves_none_of_the_fill(engine: Engine) -> None:

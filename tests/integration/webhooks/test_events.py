@@ -27,8 +27,8 @@ from vectormill.jobs.deletion import discard_job
 from vectormill.jobs.item import ItemFailure
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.jobs import cancel_job, retry_job
-from vectormill.jobs.rescue import end_cancelled_jobs, end_finished_jobs
 from vectormill.jobs.submission import JobWriter
+from vectormill.jobs.transitions import end_cancelled_jobs, end_finished_jobs
 from vectormill.runs.run import REINDEX, RUN_STATES
 from vectormill.runs.runs import cancel_run, claim_run, create_run, end_run
 from vectormill.settings import Settings
@@ -71,7 +71,7 @@ def cancel_under_a_worker_that_is_lost(engine: Engine) -> None:
 
 def lose_the_finisher(engine: Engine) -> None:
     execute(engine, "UPDATE vectormill.jobs SET num_open_chunks = 0, num_done = num_items")
-    ask(engine, end_finished_jobs)
+    end_finished_jobs(engine)
 
 
 def take_the_collection(engine: Engine) -> None:
