@@ -1666,4 +1666,16 @@ MUTANTS: Final = (
         '        ("last error", "last_error"),\n    ),',
         "    ),",
     ),
+    Mutant(
+        "an attempt whose time is over takes the name from those who wait for it too",
+        "vectormill/webhooks/posting.py",
+        "lookup.set_running_or_notify_cancel()  # so that",
+        "# so that",
+    ),
+    Mutant(
+        "each attempt looks a name up that hangs already",
+        "vectormill/webhooks/posting.py",
+        "lookup = _lookups.get((host, port))",
+        "lookup = None",
+    ),
 )

@@ -6,9 +6,13 @@ Independent of Postgres.
 """
 
 import asyncio
+import socket
 import ssl
+import threading
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 import httpx
@@ -27,10 +31,35 @@ class TargetRefused(httpx.TransportError):
     """The webhook's URL resolves to an address to which nothing may be sent."""
 
 
+_lock = threading.Lock()
+_lookups: Final[dict[tuple[str, int], Future[Sequence[str]]]] = {}
+
+
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """Return all IP addresses of a host name, from the system's resolver. Raise OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, proto=6)  # TCP
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    """Return all IP addresses of a host name, from the system's resolver. Raise OSError.
+
+    A lookup cannot be cancelled and may hang, so each has a thread of its own, which no end of the process waits for.
+    Whoever asks for a name that is being looked up waits for the same lookup: there are no more threads than names.
+    """
+    with _lock:
+        lookup = _lookups.get((host, port))
+        if lookup is None:
+            lookup = _lookups[host, port] = Future()
+            lookup.set_running_or_notify_cancel()  # so that nobody who stops waiting cancels it for the others
+            threading.Thread(target=_look_up, args=(host, port, lookup), name="lookup", daemon=True).start()
+    return await asyncio.wrap_future(lookup)
+
+
+def _look_up(host: str, port: int, lookup: Future[Sequence[str]]) -> None:
+    try:
+        found = socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP)
+    except Exception as error:  # noqa: BLE001 - it is raised where the addresses are awaited
+        end = partial(lookup.set_exception, error)
+    else:
+        end = partial(lookup.set_result, list(dict.fromkeys(str(entry[4][0]) for entry in found)))
+    with _lock:
+        del _lookups[host, port]
+    end()
 
 
 class CheckedTransport(httpx.AsyncBaseTransport):

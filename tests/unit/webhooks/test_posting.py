@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import httpx
@@ -37,6 +38,44 @@ def answering(*answers: Sequence[str]) -> tuple[Resolve, list[str]]:
         return left.pop(0)
 
     return look_up, asked
+
+
+NUM_HANGING = 64  # more names than the default executor of asyncio has threads
+
+
+def test_a_name_whose_server_hangs_delays_nobody_else_and_no_end_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: Counter[str] = Counter()
+    is_over = threading.Event()
+
+    def look_up(host: str, port: int, *_: object, **__: object) -> list[tuple[object, ...]]:
+        asked[host] += 1
+        if host.startswith("hangs"):
+            is_over.wait(60)
+        if host == "nowhere.test":
+            raise socket.gaierror("no such name")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (PUBLIC, port))] * 2
+
+    async def ask_all() -> list[asyncio.Task[Sequence[str]]]:
+        hanging = [asyncio.create_task(resolve(f"hangs{number}.test", 443)) for number in range(NUM_HANGING)]
+        again = [asyncio.create_task(resolve("hangs0.test", 443)) for _ in range(2)]
+        assert await asyncio.wait_for(resolve("healthy.test", 443), 20) == [PUBLIC]
+        with pytest.raises(socket.gaierror):
+            await asyncio.wait_for(resolve("nowhere.test", 443), 20)
+        again[0].cancel()  # an attempt whose time is over takes no name from the others
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not hanging[0].done()
+        assert asked["hangs0.test"] == 1, "those who ask for one name share its thread"
+        return hanging
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    try:
+        assert all(task.cancelled() for task in asyncio.run(ask_all()))
+    finally:
+        is_over.set()
+    assert asyncio.run(resolve("hangs0.test", 443)) == [PUBLIC]
 
 
 def test_a_message_carries_a_signature_by_each_secret() -> None:
