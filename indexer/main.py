@@ -109,8 +109,7 @@ class RunKeeper(Loop):
             try:
                 if time.monotonic() >= self._tidy_at:
                     self._tidy_at = time.monotonic() + _TIDY_SECONDS
-                    with self._engine.begin() as connection:
-                        drop_left_stages(connection)
+                    drop_left_stages(self._engine)
                 with self._engine.begin() as connection:
                     claimed = claim_run(connection, self._owner, self._lease_seconds)
             except DATABASE_ERRORS:

@@ -9,7 +9,6 @@ A check of a collection counts its orphaned rows: attributes without a result, a
 
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import psycopg
@@ -20,7 +19,7 @@ from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name, table_name
 from vectormill.collections.generations import lock_collection
 from vectormill.collections.imports import IMPORTED_PLACE
-from vectormill.db.locks import act_in_short_locks, drop_if_unused
+from vectormill.db.locks import act_in_short_locks, drop_tables
 from vectormill.db.session import driver_of
 from vectormill.domain.errors import (
     CollectionInUse,
@@ -209,19 +208,8 @@ LIST_ORPHANS: Final = text("""
 
 
 def drop_orphaned_tables(engine: Engine) -> int:
-    """Drop the tables of generations that no longer exist, each in its own transaction, and return their number.
-
-    A table that is in use is left for the next call.
-    """
-    with engine.connect() as connection:
-        names = list(connection.execute(LIST_ORPHANS).scalars())
-
-    def drop(connection: Connection, table: str) -> int:
-        connection.execute(text(f"DROP TABLE IF EXISTS {table}"))
-        return 1
-
-    tables = (f"vectormill.{name}" for name in names)
-    return sum(drop_if_unused(engine, partial(drop, table=table), table) for table in tables)
+    """Drop the tables of generations that no longer exist, and return their number."""
+    return drop_tables(engine, LIST_ORPHANS)
 
 
 MOST_NAMED_KEYS: Final = 20

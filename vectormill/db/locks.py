@@ -9,10 +9,11 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import psycopg
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
 from vectormill.domain.errors import LocksHeld
@@ -77,6 +78,21 @@ def drop_if_unused(engine: Engine, drop: Callable[[Connection], int], what: str)
     except (LocksHeld, DBAPIError) as error:
         logger.info("%s cannot be dropped yet: %s", what, error)
         return 0
+
+
+def drop_tables(engine: Engine, listed: TextClause) -> int:
+    """Drop the tables of the schema vectormill that a statement lists, and return their number.
+
+    Each goes in its own transaction; one that is in use is left for the next call.
+    """
+    with engine.connect() as connection:
+        tables = [f"vectormill.{name}" for name in connection.execute(listed).scalars()]
+
+    def drop(connection: Connection, table: str) -> int:
+        connection.execute(text(f"DROP TABLE IF EXISTS {table}"))
+        return 1
+
+    return sum(drop_if_unused(engine, partial(drop, table=table), table) for table in tables)
 
 
 # An arbitrary number that only Vectormill's scheduler uses.

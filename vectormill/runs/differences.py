@@ -17,12 +17,13 @@ from uuid import UUID
 
 import psycopg
 from psycopg import sql
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
 
 from vectormill.collections.collection import Generation
 from vectormill.collections.deletions import hold_deletions, lock_deletions
 from vectormill.collections.generation_tables import name_parts
 from vectormill.collections.row_kinds import choose_kind
+from vectormill.db.locks import drop_tables
 from vectormill.db.outages import blames_a_value
 from vectormill.db.parameters import (
     BYTEA_OID,
@@ -171,23 +172,19 @@ def require_stage(connection: Connection, stage: RunTables) -> None:
         raise StageLost
 
 
-LIST_LEFT_STAGES: Final = """
+LIST_LEFT_STAGES: Final = text("""
     SELECT class.relname
       FROM pg_class AS class
       JOIN pg_namespace AS namespace ON namespace.oid = class.relnamespace AND namespace.nspname = 'vectormill'
       LEFT JOIN vectormill.runs AS run ON replace(CAST(run.id AS text), '-', '') = substr(class.relname, 5, 32)
      WHERE class.relkind = 'r' AND class.relname ~ '^run_[0-9a-f]{32}_'
        AND (run.id IS NULL OR run.finished_at IS NOT NULL)
-"""
+""")
 
 
-def drop_left_stages(connection: Connection) -> int:
+def drop_left_stages(engine: Engine) -> int:
     """Drop the staging tables of runs that have ended or no longer exist; return the number of tables."""
-    driver = driver_of(connection)
-    names = [row[0] for row in driver.execute(LIST_LEFT_STAGES)]
-    for name in names:
-        driver.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier("vectormill", name)))
-    return len(names)
+    return drop_tables(engine, LIST_LEFT_STAGES)
 
 
 # A batch has few keys compared with the generation, so each key is looked up by index. The planner might read

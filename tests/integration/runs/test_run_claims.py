@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -31,6 +32,7 @@ from tests.waiting import wait_for
 from vectormill.domain.errors import LeaseLost, SourceInterrupted
 from vectormill.jobs.jobs import find_job
 from vectormill.models.registry import Registry
+from vectormill.runs.differences import drop_left_stages
 from vectormill.runs.run import ENCODING, FAILED, Run
 from vectormill.runs.runs import abandon_run, cancel_run, claim_run, hold_run
 from vectormill.settings import Settings
@@ -278,3 +280,12 @@ def test_a_run_whose_job_advances_is_not_given_up_for_the_indexers_that_it_outli
     assert look(engine, run_id).attempt == 4
     await_job(context, ClaimProgress(*held), job.id, lambda _: encode_waiting(engine))
     assert look(engine, run_id).attempt == 1
+
+
+def test_a_left_stage_that_somebody_reads_holds_up_no_run(engine: Engine) -> None:
+    left = f"vectormill.run_{uuid4().hex}_seen"
+    execute(engine, f"CREATE TABLE {left} (key text)")
+    with engine.connect() as reading:  # as a backup does
+        reading.execute(text(f"SELECT FROM {left}"))
+        assert drop_left_stages(engine) == 0
+    assert drop_left_stages(engine) == 1
