@@ -29,7 +29,7 @@ from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_lasting,
 from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import LeaseLost, RunCancelled, SourceInterrupted, VectormillError
 from vectormill.models.registry import Registry
-from vectormill.runs.differences import StageLost, drop_stage
+from vectormill.runs.differences import StageLost, drop_left_stages
 from vectormill.runs.run import (
     CANCELLED,
     CHECK,
@@ -114,7 +114,7 @@ def carry_out(lease: Lease, run: Run, tools: Tools, check: Callable[[], None]) -
         logger.warning("Run %s of %s is %s. %s", run.id, run.collection, state, reason or "")
         with tools.engine.begin() as connection:
             abandon_run(connection, lease, state, reason)
-            drop_stage(connection, run.id)
+        drop_left_stages(tools.engine)
 
     with handing_back(tools.engine, lease):
         if lease.attempt > tools.settings.max_attempts:
@@ -176,7 +176,7 @@ def _go_through(lease: Lease, run: Run, tools: Tools, check: Callable[[], None])
             tools.wait(_OUTAGE_SECONDS)
     with tools.engine.begin() as connection:
         end_run(connection, lease, state_at_end(progress.counts))
-        drop_stage(connection, run.id)
+    drop_left_stages(tools.engine)
 
 
 def _make_context(lease: Lease, tools: Tools, check: Callable[[], None]) -> RunContext:

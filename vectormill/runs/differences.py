@@ -119,6 +119,8 @@ def stage_prefix(run_id: UUID) -> str:
     return f"run_{run_id.hex}_"
 
 
+DROP_STAGE: Final = "DROP TABLE IF EXISTS {seen}, {changes}, {moved}"
+
 MAKE_SEEN: Final = "CREATE UNLOGGED TABLE {seen} (key text NOT NULL) WITH (autovacuum_enabled = off)"
 
 MAKE_CHANGES: Final = """
@@ -143,16 +145,8 @@ IS_MARKED: Final = "SELECT 1 FROM {changes} WHERE ordinal = 0"
 def make_stage(connection: Connection, stage: RunTables) -> None:
     """Create empty staging tables, replacing any that exist."""
     driver = driver_of(connection)
-    drop_stage(connection, stage.run_id)
-    for statement in (MAKE_SEEN, MAKE_CHANGES, MARK_STAGE):
+    for statement in (DROP_STAGE, MAKE_SEEN, MAKE_CHANGES, MARK_STAGE):
         driver.execute(stage.fill_in(statement))
-
-
-def drop_stage(connection: Connection, run_id: UUID) -> None:
-    driver = driver_of(connection)
-    for name in ("seen", "changes", "moved"):
-        table = sql.Identifier("vectormill", stage_prefix(run_id) + name)
-        driver.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
 
 
 def has_table(connection: Connection, run_id: UUID, name: str) -> bool:

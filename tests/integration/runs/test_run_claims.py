@@ -289,3 +289,18 @@ def test_a_left_stage_that_somebody_reads_holds_up_no_run(engine: Engine) -> Non
         reading.execute(text(f"SELECT FROM {left}"))
         assert drop_left_stages(engine) == 0
     assert drop_left_stages(engine) == 1
+
+
+def test_a_run_ends_although_somebody_reads_its_stage(engine: Engine) -> None:
+    build(engine)
+    with engine.connect() as reading:
+
+        def read(position: int) -> None:
+            if position == 3:
+                reading.execute(text(f"SELECT FROM vectormill.run_{run_id.hex}_seen"))
+
+        run_id = start_run(engine)
+        with indexing(engine, ListedSource(ROWS, before=read)):
+            assert await_run(engine, run_id).state == "completed"
+    assert drop_left_stages(engine) == 1
+    assert count(engine, COUNT_STAGES) == 0
