@@ -56,13 +56,13 @@ _IS_OPEN = f"""
                              WHERE heartbeat_at > now() - make_interval(secs => {ALIVE_SECONDS})))
 """
 
-# True of a job with results of an open period. The first condition spares the chunks of older jobs; a commit takes less
-# than an hour.
+# True of a job with results of an open period, or else NULL or false. The first condition spares the chunks of older
+# jobs; a commit takes less than an hour. LIMIT keeps the planner from reading the chunks of all jobs at once.
 IS_UNPROVEN = f"""
     jobs.updated_at >= (SELECT min(began_at) - interval '1 hour' FROM vectormill.proofs WHERE {_IS_OPEN})
-    AND EXISTS (SELECT 1 FROM vectormill.chunks
-                 WHERE chunks.job_id = jobs.id
-                   AND chunks.proof_id IN (SELECT id FROM vectormill.proofs WHERE {_IS_OPEN}))
+    AND (SELECT true FROM vectormill.chunks
+          WHERE chunks.job_id = jobs.id AND chunks.proof_id IN (SELECT id FROM vectormill.proofs WHERE {_IS_OPEN})
+          LIMIT 1)
 """
 
 # A worker whose row is gone, or whose heartbeat is overdue, commits nothing more.
