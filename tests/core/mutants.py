@@ -1633,7 +1633,7 @@ MUTANTS: Final = (
     Mutant(
         "an upload keeps its collection from being deleted",
         "vectormill/collections/removals.py",
-        "state NOT IN ('deleting', 'uploading')",
+        "state IN {RECEIVED_JOB_STATES} OR state IN {TERMINAL_JOB_STATES}",
         "state <> 'deleting'",
     ),
     Mutant(

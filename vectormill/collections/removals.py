@@ -28,7 +28,7 @@ from vectormill.domain.errors import (
     LocksHeld,
     NotFound,
 )
-from vectormill.jobs.job import STEERABLE_JOB_STATES, TERMINAL_JOB_STATES
+from vectormill.jobs.job import RECEIVED_JOB_STATES, STEERABLE_JOB_STATES, TERMINAL_JOB_STATES
 from vectormill.jobs.jobs import cancel_job
 from vectormill.runs.run import CLAIMED_RUN_STATES, STEERABLE_RUN_STATES, UNCLAIMED_RUN_STATES
 from vectormill.runs.runs import cancel_run
@@ -46,9 +46,10 @@ FIND_COLLECTION: Final = text("""
 
 # Ended jobs are locked too: a client that retries one waits, and then finds that its collection is gone. An
 # upload creates the collection again if it is deleted meanwhile.
-LOCK_JOBS: Final = text("""
+LOCK_JOBS: Final = text(f"""
     SELECT id, state FROM vectormill.jobs
-     WHERE generation_id = ANY(CAST(:generation_ids AS bigint[])) AND state NOT IN ('deleting', 'uploading')
+     WHERE generation_id = ANY(CAST(:generation_ids AS bigint[]))
+       AND (state IN {RECEIVED_JOB_STATES} OR state IN {TERMINAL_JOB_STATES})
      ORDER BY id FOR NO KEY UPDATE NOWAIT
 """)
 

@@ -148,12 +148,13 @@ def read_run(row: Row[Any]) -> Run:
 
 # Runs created before a moment; the first page uses a moment in the far future. Each statement has an index in this
 # order.
+_RUNS_BEFORE: Final = f"""
+    SELECT {RUN_COLUMNS} {FROM_RUNS}
+     WHERE {{condition}} runs.created_at < CAST(:before AS timestamptz)
+     ORDER BY runs.created_at DESC LIMIT :limit
+"""
 LIST_RUNS, LIST_RUNS_OF_COLLECTION, LIST_RUNS_OF_SCHEDULE = (
-    text(f"""
-        SELECT {RUN_COLUMNS} {FROM_RUNS}
-         WHERE {condition} runs.created_at < CAST(:before AS timestamptz)
-         ORDER BY runs.created_at DESC LIMIT :limit
-    """)
+    text(_RUNS_BEFORE.format(condition=condition))
     for condition in ("", "runs.collection_id = :collection_id AND", "runs.schedule_id = :schedule_id AND")
 )
 
