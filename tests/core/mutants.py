@@ -1678,4 +1678,10 @@ MUTANTS: Final = (
         "lookup = _lookups.get((host, port))",
         "lookup = None",
     ),
+    Mutant(
+        "two first submissions to one collection wait for each other's lock",
+        "vectormill/jobs/submission.py",
+        "        self._collection = None  # this",
+        "        # this",
+    ),
 )

@@ -182,6 +182,7 @@ class JobWriter:
         self._clock = clock
         self._part_due = 0.0
         self._new_job = new_job
+        self._collection = new_job.collection  # whose texts an upload brings before its end
         self._settings = settings
         self._max_items, self._max_bytes = settings.chunk_max_items, settings.chunk_max_bytes
         self._id: UUID = new_job.id or uuid4()
@@ -365,14 +366,12 @@ class JobWriter:
 
     def _insert_job(self, connection: Connection) -> None:
         job = self._new_job
-        if job.collection is not None:
-            share_collection(
-                connection, job.collection
-            )  # so that it is not deleted until the transaction ends
+        if self._collection is not None:
+            share_collection(connection, self._collection)  # its generation is not deleted until COMMIT
         values = {
             "id": self._id,
             "seq": job.seq,
-            "collection": job.collection,
+            "collection": self._collection,
             "model": job.spec.model,
             "spec": to_jsonb(job.spec.to_json()),
             "priority": job.priority,
@@ -400,6 +399,7 @@ class JobWriter:
             raise EmptyJob
         self._close_chunk()
         self._refuse_duplicates()
+        self._collection = None  # this transaction may create it, for which no other may share it
         return self._commit(self._queue_job, alongside)
 
     def hand_over(self, wanted: InputBody, alongside: Alongside) -> Job:

@@ -1,11 +1,13 @@
 """Large uploads, which are written in parts: their signs of life, and what becomes of those that give none."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import PoolProxiedConnection
@@ -13,8 +15,13 @@ from sqlalchemy.pool import PoolProxiedConnection
 from tests.database import ask
 from tests.protocol import SPEC, make_items, submit
 from tests.services import connected_engine
+from vectormill.collections.collection import Generation
+from vectormill.collections.collections import open_collection
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import SubmissionInProgress, UploadRemoved
+from vectormill.jobs import submission
 from vectormill.jobs.deletion import discard_stale_uploads
+from vectormill.jobs.item import Item
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.jobs import find_job, list_jobs
 from vectormill.jobs.submission import JobWriter
@@ -161,3 +168,18 @@ def test_a_job_whose_commit_reply_was_lost_is_answered_when_the_database_can_be_
         lose_commit_reply(engine, monkeypatch, is_cut=False)
         job = writer.finish()
     assert (job.state, job.num_items, count_jobs(engine)) == ("queued", num_items, 1)
+
+
+def test_two_first_submissions_to_one_collection_wait_for_no_lock_of_each_other(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2)
+
+    def open_together(connection: Connection, name: str, spec: EncodingSpec) -> Generation:
+        both.wait(30)
+        return open_collection(connection, name, spec)
+
+    monkeypatch.setattr(submission, "open_collection", open_together)
+    with ThreadPoolExecutor(2) as pool:
+        jobs = list(pool.map(lambda key: submit(engine, [Item(key, b"text")], collection="new"), ("a", "b")))
+    assert {job.collection for job in jobs} == {"new"}
