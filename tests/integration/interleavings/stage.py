@@ -32,7 +32,7 @@ EMPTY = """
     DO $$ DECLARE made regclass; BEGIN
         FOR made IN
             SELECT oid FROM pg_class
-             WHERE relname ~ '^(generation_[0-9]+(_attributes)?|run_[0-9a-f]{32}_[a-z]+)$' AND relkind = 'r'
+             WHERE relname ~ '^(generation_[0-9]+(_fill)?(_attributes)?|run_[0-9a-f]{32}_[a-z]+)$' AND relkind = 'r'
         LOOP
             EXECUTE format('DROP TABLE %s CASCADE', made);
         END LOOP;
