@@ -153,7 +153,7 @@ def discard_ended_puts(
 
 
 # The row is locked until the batch is done, so that two pruners never work on one job. Unlike elsewhere the
-# job is locked before its chunks, which is safe because nobody else locks chunks of an ended job.
+# job is locked before its chunks, so a chunk that somebody else holds, such as the mender, is left to a later batch.
 FIND_DISCARDED_JOB = text("""
     SELECT id, seq FROM vectormill.jobs WHERE state = 'deleting' AND seq > :after_seq
      ORDER BY seq LIMIT 1 FOR UPDATE SKIP LOCKED
@@ -162,7 +162,7 @@ FIND_DISCARDED_JOB = text("""
 # The payloads, vectors and truncations of the chunks are dropped or deleted later: see partitions.py.
 DELETE_CHUNKS = text("""
     DELETE FROM vectormill.chunks WHERE id IN (
-        SELECT id FROM vectormill.chunks WHERE job_id = :job_id ORDER BY seq LIMIT :limit)
+        SELECT id FROM vectormill.chunks WHERE job_id = :job_id ORDER BY seq LIMIT :limit FOR UPDATE SKIP LOCKED)
     RETURNING 1
 """)
 
@@ -173,7 +173,8 @@ DELETE_ERRORS = text("""
 """)
 
 DELETE_EMPTY_JOB = text("""
-    DELETE FROM vectormill.jobs WHERE id = :job_id
+    DELETE FROM vectormill.jobs WHERE id = :job_id AND NOT EXISTS (
+        SELECT FROM vectormill.chunks WHERE job_id = :job_id)
 """)
 
 
@@ -203,8 +204,7 @@ def delete_batch(connection: Connection, job_id: UUID, max_chunks: int, max_erro
     num_errors = len(connection.execute(DELETE_ERRORS, {"job_id": job_id, "limit": max_errors}).all())
     if num_chunks == max_chunks or num_errors == max_errors:
         return False
-    connection.execute(DELETE_EMPTY_JOB, {"job_id": job_id})
-    return True
+    return connection.execute(DELETE_EMPTY_JOB, {"job_id": job_id}).rowcount == 1
 
 
 # Chunks are locked before their jobs, in the same order as in a commit. A locked chunk is being committed and

@@ -17,7 +17,7 @@ from vectormill.jobs.chunks import (
     split_chunk,
 )
 from vectormill.jobs.completion import fail_chunk
-from vectormill.jobs.deletion import delete_forgotten_queries
+from vectormill.jobs.deletion import delete_batch, delete_forgotten_queries, discard_job
 from vectormill.jobs.dispatch import mark_queued, recall_dispatches
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import Job
@@ -145,6 +145,17 @@ def test_a_wish_and_any_step_end_whichever_is_first(engine: Engine, wish: str) -
 @pytest.mark.parametrize("step", ["claim", "recall"])
 def test_a_wish_never_waits_for_a_chunk(engine: Engine, wish: str, step: str) -> None:
     assert not overlap(engine, STEPS[step], JOB_CHANGES[wish], Scene(engine))
+
+
+def test_a_chunk_of_a_deleted_job_that_somebody_holds_is_left_to_a_later_batch(engine: Engine) -> None:
+    job = submit(engine, make_items(8))
+    for _ in range(2):
+        complete(engine, claim_next(engine))
+    ask(engine, discard_job, job.id)
+    with engine.begin() as holding:  # as the mender does, which waits for the job then
+        holding.execute(text("SELECT FROM vectormill.chunks ORDER BY id LIMIT 1 FOR NO KEY UPDATE"))
+        assert not ask(engine, delete_batch, job.id, 10, 10)
+    assert ask(engine, delete_batch, job.id, 10, 10)
 
 
 REMOVALS: dict[str, Callable[[Connection, Job], object]] = {
