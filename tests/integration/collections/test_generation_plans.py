@@ -28,7 +28,7 @@ QUESTIONS: list[tuple[str, TextClause, dict[str, Any]]] = [
     ("jobs that are unwanted", LIST_UNWANTED_JOBS, {}),
     ("generations to prune", LIST_PRUNABLE, {"seconds": 1.0, "generation_id": None}),
     ("open jobs", COUNT_OPEN_JOBS, {"generation_id": 1}),
-    ("jobs without a twin", LIST_WITHOUT_TWIN, {"generation_id": 1}),
+    ("jobs without a twin", LIST_WITHOUT_TWIN, {"generation_id": 2, "former_id": 1, "seq": 39_990}),
     (
         "a twin",
         INSERT_TWIN,
