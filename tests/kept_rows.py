@@ -27,11 +27,14 @@ READ_ROWS = """
 class KeptRow:
     """A row of a generation whose collection keeps texts.
 
-    `place` is the highest sequence number of the jobs that wrote it.
+    `place` is the highest sequence number of the jobs that wrote it. A faulty row has the opposite of its text's
+    vector, as faulty workers of tests compute it; `vector_place` is the sequence number of its writer.
     """
 
     place: int
     content: Content
+    vector_place: int
+    is_faulty: bool
 
 
 def read_rows(connection: Connection, generation_id: int) -> dict[str, KeptRow]:
@@ -42,18 +45,20 @@ def read_rows(connection: Connection, generation_id: int) -> dict[str, KeptRow]:
         assert row.described_hash is not None, f"{row.key} has no attributes"
         content = row.text.encode()
         assert Item(row.key, content).content_hash() == row.content_hash == row.described_hash
-        assert _is_vector_of(content, row.embedding), f"{row.key} has the vector of another text"
+        closeness = _compare(content, row.embedding)
+        assert abs(closeness) > 0.99, f"{row.key} has the vector of another text"
         place = max(row.job_seq, row.described_seq)
-        found[row.key] = KeptRow(place, (row.text, (row.metadata or "").replace(" ", "")))
+        content_found = row.text, (row.metadata or "").replace(" ", "")
+        found[row.key] = KeptRow(place, content_found, row.job_seq, closeness < 0)
     return found
 
 
-def _is_vector_of(content: bytes, embedding: str) -> bool:
-    """Return whether a vector, as Postgres prints it, is the vector of `content`.
+def _compare(content: bytes, embedding: str) -> float:
+    """Return the cosine of a vector, as Postgres prints it, with the vector of `content`.
 
     It is printed as a list of numbers, or as a string of bits, one for the sign of each number.
     """
     wanted = vector_of(content)
     if embedding.startswith("["):
-        return bool(np.fromstring(embedding[1:-1], sep=",") @ wanted > 0.99)
-    return embedding == "".join("1" if number > 0 else "0" for number in wanted)
+        return float(np.fromstring(embedding[1:-1], sep=",") @ wanted)
+    return float(embedding == "".join("1" if number > 0 else "0" for number in wanted))

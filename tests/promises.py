@@ -59,11 +59,10 @@ class Witness:
 
     def look(self) -> None:
         with self.engine.connect() as connection:
-            jobs = {row.id: row for row in connection.execute(JOBS)}
+            jobs = check_counters(connection)
             keys = _read_keys(connection)
             buried = {row.key: row.seq for row in connection.execute(LIST_BURIED)}
         for row in jobs.values():
-            _check_counters(row)
             self._check_end(row)
         for job_id, last in self._last.items():
             if job_id not in jobs:
@@ -110,6 +109,14 @@ def _read_keys(connection: Connection) -> dict[tuple[int, str], int]:
         for row in connection.execute(text(KEYS.format(int(generation)))):
             found[generation, row.key] = row.job_seq
     return found
+
+
+def check_counters(connection: Connection) -> dict[UUID, Any]:
+    """Check that the counters of every job are those of its chunks and errors, and return the jobs by id."""
+    jobs = {row.id: row for row in connection.execute(JOBS)}
+    for row in jobs.values():
+        _check_counters(row)
+    return jobs
 
 
 def _check_counters(row: Any) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 from uuid import UUID, uuid4
 
 import numpy as np
@@ -129,20 +130,25 @@ def vector_of(text: bytes, dimensions: int = SPEC.dimensions) -> npt.NDArray[np.
     return vector / np.linalg.norm(vector)
 
 
-def complete(engine: Engine, claimed: Claim, failures: dict[int, ItemFailure] | None = None) -> bool:
+def complete(
+    engine: Engine, claimed: Claim, failures: dict[int, ItemFailure] | None = None, **computed: Any
+) -> bool:
     """Commit the claimed chunk as a worker would; return True when that ended the job."""
-    return ask(engine, complete_on, claimed, failures)
+    return ask(engine, complete_on, claimed, failures, **computed)
 
 
 def complete_on(
-    connection: Connection, claimed: Claim, failures: dict[int, ItemFailure] | None = None
+    connection: Connection,
+    claimed: Claim,
+    failures: dict[int, ItemFailure] | None = None,
+    *,
+    proof_id: int | None = None,
+    is_faulty: bool = False,
 ) -> bool:
     """Commit the claimed chunk in the caller's transaction; return True when that ended the job."""
     items = load_payload(connection, claimed.chunk_id)
-    # An empty list means that no item of a split chunk is wanted, None that all are; `or` would confuse them.
-    some = claimed.only_items
-    wanted = np.array(range(len(items)) if some is None else some, dtype=np.int64)
-    results = results_of(claimed.spec, [items[position] for position in wanted])
+    wanted = np.array(list_wanted(claimed), dtype=np.int64)
+    results = results_of(claimed.spec, [items[position] for position in wanted], is_faulty=is_faulty)
     truncated = [position for position in wanted.tolist() if items[position].text.startswith(LONG)]
     outcome = ChunkOutcome(
         failures or {},
@@ -152,8 +158,15 @@ def complete_on(
         num_reused=1,
         stage_seconds={"run": 0.5},
         item_tokens=[10] * len(wanted),
+        proof_id=proof_id,
     )
     return complete_chunk(connection, claimed, items, wanted, results, outcome)
+
+
+def list_wanted(claimed: Claim) -> list[int]:
+    """Return the positions of the items that a claim wants to be encoded."""
+    # An empty list means that no item of a split chunk is wanted, None that all are; `or` would confuse them.
+    return list(range(claimed.num_items) if claimed.only_items is None else claimed.only_items)
 
 
 def fail_faulty(items: Sequence[Item], positions: Iterable[int]) -> dict[int, ItemFailure]:
@@ -162,8 +175,11 @@ def fail_faulty(items: Sequence[Item], positions: Iterable[int]) -> dict[int, It
     return {position: failure for position in positions if items[position].text.startswith(FAULTY)}
 
 
-def results_of(spec: EncodingSpec, items: Sequence[Item]) -> Ragged:
-    """Return a row per item as the model would: vectors, scores or records that are unique to the text."""
+def results_of(spec: EncodingSpec, items: Sequence[Item], *, is_faulty: bool = False) -> Ragged:
+    """Return a row per item as the model would: vectors, scores or records that are unique to the text.
+
+    A faulty process returns the opposite of each vector.
+    """
     if spec.result == RECORD:
         rows = [np.frombuffer(record_bytes(item.text), dtype=np.uint8) for item in items]
         return Ragged.from_rows(rows, np.uint8)
@@ -173,7 +189,7 @@ def results_of(spec: EncodingSpec, items: Sequence[Item]) -> Ragged:
     if spec.result == SCORE:
         numbers = [numbers_of(item.text, spec.dimensions) for item in items]
         return Ragged.from_matrix(np.array(numbers, dtype=np.float32).reshape(len(items), spec.dimensions))
-    return Ragged.from_matrix(stack(items))
+    return Ragged.from_matrix(-stack(items) if is_faulty else stack(items))
 
 
 def stack(items: Sequence[Item]) -> npt.NDArray[np.float32]:

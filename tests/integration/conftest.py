@@ -49,10 +49,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--postgres-url", metavar="URL", help="a superuser's URL of another server than the embedded one"
     )
-    group = parser.getgroup("interleavings", "transactions that overlap (tests/integration/interleavings)")
+    group = parser.getgroup("histories", "histories that a seed decides (interleavings, repair, order)")
     group.addoption(
         "--interleavings", type=int, metavar="N", help="how many worlds are played instead of a few"
     )
+    group.addoption(
+        "--seeds", type=int, default=1, metavar="N", help="of how many seeds the histories are played"
+    )
+    group.addoption("--shorten", action="store_true", help="look for a short history that fails, too")
     group.addoption(
         "--first-seed", type=int, metavar="SEED", help="the first one's seed, instead of a random one"
     )

@@ -14,7 +14,9 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import text
 
+from scheduler.mender import Mender
 from tests.database import ask, execute, load_payload
+from tests.faulty_workers import ProvenWorker
 from tests.integration.order.ledger import Ledger, Value, Write
 from tests.integration.order.stepped_run import SteppedRun, reading_in_step
 from tests.kept_rows import read_rows
@@ -38,6 +40,11 @@ LIST_OPEN_CHUNKS = text("""
 LIST_GENERATIONS = text(
     "SELECT id, state, live_at IS NOT NULL AS was_live FROM vectormill.generations ORDER BY id"
 )
+LIST_SUSPECT = text("""
+    SELECT chunks.id, jobs.generation_id, coalesce(jobs.place, jobs.seq) AS place
+      FROM vectormill.chunks JOIN vectormill.jobs ON jobs.id = chunks.job_id
+     WHERE (chunks.is_suspect OR jobs.state = 'cancelled') AND chunks.state <> 'split'
+""")
 LIST_FILLING = text("SELECT id FROM vectormill.generations WHERE state = 'building' AND report ? 'fill'")
 LIST_OPEN_RUNS = text("SELECT id FROM vectormill.runs WHERE finished_at IS NULL")
 LAST_PLACE = text("SELECT last_value FROM vectormill.jobs_seq_seq")
@@ -96,10 +103,16 @@ class Followed(RuleBasedStateMachine):
         self.unfinished_carries: list[Expected] = []
         self.waiting: list[int] = []
         self.claims: list[Claim] = []
+        self.worker, self.mender = ProvenWorker(self.engine, "w"), Mender(self.engine)
+        self.has_failed_period = False
         self.at_work: tuple[UUID, SteppedRun] | None = None
 
     def step(self) -> bool:
         """One step of a run; False when there is nothing to do."""
+        raise NotImplementedError
+
+    def end_faults(self) -> None:
+        """All that was computed is proven, or put back to be computed again."""
         raise NotImplementedError
 
     def commit_all(self) -> bool:
@@ -212,7 +225,8 @@ class Followed(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """All runs and jobs come to their end; then each generation has what it is to have."""
+        """All runs and jobs come to their end; then each generation has what it is to have, of proven periods."""
+        self.end_faults()
         for _ in range(1000):
             has_run, has_chunk = self.step(), self.commit_all()
             if not has_run and not has_chunk:
@@ -227,6 +241,23 @@ class Followed(RuleBasedStateMachine):
                     f"{key} of generation {generation_id}: {found.get(key)} and not of {allowed}; "
                     f"{sorted(self.ledgers[generation_id].writes.get(key, []), key=lambda write: write.place)}"
                 )
+        self.check_vectors()
+
+    def check_vectors(self) -> None:
+        """Vectors of failed periods are in suspect chunks: of cancelled jobs, and of generations that were replaced."""
+        suspects = set()
+        with self.engine.connect() as connection:
+            for row in connection.execute(LIST_SUSPECT).all():
+                items = load_payload(connection, row.id)
+                places = items.places or [row.place] * len(items)
+                suspects |= {(row.generation_id, *each) for each in zip(items.keys, places, strict=True)}
+            for generation_id in self.list_in_state("live", "retired"):
+                for key, found in read_rows(connection, generation_id).items():
+                    is_suspect = (generation_id, key, found.vector_place) in suspects
+                    is_described_later = found.vector_place < found.place
+                    assert is_suspect or is_described_later or not found.is_faulty, (
+                        f"{key} of generation {generation_id} has the vector of a failed period: {found}"
+                    )
 
     @invariant()
     def vectors_texts_and_metadata_are_never_parted(self) -> None:

@@ -6,22 +6,21 @@ generations have is compared with a plain model (ledger.py). Postgres and the ph
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     initialize,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from indexer.context import RunContext
 from indexer.reindexing import open_run_source
 from tests.database import ask, execute
+from tests.faulty_workers import mend_pages
+from tests.histories import play_histories
 from tests.indexers import ListedSource
 from tests.integration.order.followed import CARRIED, NAMES, OUTSIDE, OWN, Expected, Followed
 from tests.integration.order.ledger import Ledger, Write
@@ -36,10 +35,10 @@ from vectormill.collections.swaps import (
     roll_back,
 )
 from vectormill.db.locks import act_in_short_locks
-from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict, LeaseLost, RunCancelled, SourceFailed
 from vectormill.jobs.chunk import Claim
 from vectormill.jobs.item import Item
+from vectormill.jobs.transitions import rescue_expired_chunks
 from vectormill.runs.run import CANCELLING, REINDEX
 from vectormill.runs.runs import cancel_run, claim_run, create_run
 from vectormill.settings import Settings
@@ -50,7 +49,7 @@ VALUES = st.tuples(
     st.sampled_from(["one", "two", "three"]), st.sampled_from(["", '{"page":1}', '{"page":2}'])
 )
 SOURCES = st.dictionaries(KEYS, VALUES, max_size=4)
-SPECS = [SPEC, replace(SPEC, revision="2"), replace(SPEC, revision="3")]
+REVISIONS = st.sampled_from(["1", "2", "3"])
 # Of a kept text there is no other, so nothing is left to the canary to encode.
 OPTIONS = {"confirm": True, "canary_sample": 0}
 SETTINGS = Settings(chunk_max_items=1, max_attempts=100)
@@ -124,7 +123,32 @@ class Collection(Followed):
 
     def commit_claim(self, claimed: Claim) -> None:
         with suppress(LeaseLost):  # its job was cancelled meanwhile
-            complete(self.engine, claimed)
+            complete(self.engine, claimed, proof_id=self.worker.period, is_faulty=self.worker.is_faulty)
+
+    @rule(is_faulty=st.booleans())
+    def prove(self, is_faulty: bool) -> None:
+        """A proof ends the period in which workers commit; a bad one ends them too, and what they held is put back."""
+        if self.worker.prove(is_faulty=is_faulty):
+            return
+        self.has_failed_period = True
+        self.claims.clear()
+        execute(
+            self.engine,
+            "UPDATE vectormill.chunks SET lease_until = now() - interval '1 s' WHERE state = 'leased'",
+        )
+        ask(self.engine, rescue_expired_chunks)
+        execute(self.engine, "UPDATE vectormill.chunks SET available_at = now() WHERE state = 'pending'")
+
+    @precondition(lambda self: self.has_failed_period)
+    @rule(num_pages=st.integers(1, 9))
+    def mend(self, num_pages: int) -> None:
+        """What a failed period had committed is put back, as far as these pages go."""
+        self.has_failed_period = mend_pages(self.engine, self.mender, num_pages)
+
+    def end_faults(self) -> None:
+        self.prove(is_faulty=False)
+        while self.has_failed_period:
+            self.mend(100)
 
     def commit_all(self) -> bool:
         """Whether there was anything."""
@@ -137,9 +161,10 @@ class Collection(Followed):
     # -- the operator -------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.list_open_runs()) < 2)
-    @rule(kind=st.sampled_from([OWN, OUTSIDE]), source=SOURCES, spec=st.sampled_from([*SPECS, None]))
-    def begin_run(self, kind: str, source: dict[str, tuple[str, str]], spec: EncodingSpec | None) -> None:
+    @rule(kind=st.sampled_from([OWN, OUTSIDE]), source=SOURCES, revision=REVISIONS | st.none())
+    def begin_run(self, kind: str, source: dict[str, tuple[str, str]], revision: str | None) -> None:
         """Of the texts that the collection keeps, or of a source that clients know nothing of."""
+        spec = None if revision is None else replace(SPEC, revision=revision)
         run = ask(
             self.engine,
             lambda connection: create_run(connection, "docs", REINDEX, options=OPTIONS, spec=spec),
@@ -237,7 +262,7 @@ class Collection(Followed):
     @rule(
         kind=st.sampled_from([OWN, OUTSIDE]),
         source=SOURCES,
-        spec=st.sampled_from(SPECS),
+        revision=REVISIONS,
         values=st.dictionaries(KEYS, VALUES, min_size=1, max_size=3),
         deleted=st.lists(KEYS, max_size=2, unique=True),
     )
@@ -245,25 +270,47 @@ class Collection(Followed):
         self,
         kind: str,
         source: dict[str, tuple[str, str]],
-        spec: EncodingSpec,
+        revision: str,
         values: dict[str, tuple[str, str]],
         deleted: list[str],
     ) -> None:
         """While a run fills a new generation, clients put and delete, and workers write some of it at once."""
-        self.begin_run(kind, source, spec)
-        for _ in range(100):
-            if not self.step() or self.list_filling():
-                break
+        self.begin_fill(kind, source, revision)
         self.submit(values)
         self.commit(0, 3)
         if deleted:
             self.delete(deleted)
         self.commit(1, 2)
 
+    def begin_fill(self, kind: str, source: dict[str, tuple[str, str]], revision: str) -> None:
+        self.begin_run(kind, source, revision)
+        for _ in range(100):
+            if not self.step() or self.list_filling():
+                break
+
     @precondition(lambda self: not self.list_open_runs())
-    @rule(kind=st.sampled_from([OWN, OUTSIDE]), source=SOURCES, spec=st.sampled_from(SPECS))
-    def change_model(self, kind: str, source: dict[str, tuple[str, str]], spec: EncodingSpec) -> None:
-        self.begin_run(kind, source, spec)
+    @rule(
+        kind=st.sampled_from([OWN, OUTSIDE]),
+        source=SOURCES,
+        revision=REVISIONS,
+        num_steps=st.integers(0, 30),
+    )
+    def spoil_a_fill(
+        self, kind: str, source: dict[str, tuple[str, str]], revision: str, num_steps: int
+    ) -> None:
+        """A faulty worker fills a new generation; that is found out while the fill is open, closed, merged or live."""
+        self.begin_fill(kind, source, revision)
+        self.prove(is_faulty=True)
+        for _ in range(num_steps):
+            self.commit_all()
+            self.step()
+        self.prove(is_faulty=False)
+        self.mend(9)
+
+    @precondition(lambda self: not self.list_open_runs())
+    @rule(kind=st.sampled_from([OWN, OUTSIDE]), source=SOURCES, revision=REVISIONS)
+    def change_model(self, kind: str, source: dict[str, tuple[str, str]], revision: str) -> None:
+        self.begin_run(kind, source, revision)
         self.go_through()
 
     @precondition(lambda self: self.at_work)
@@ -307,29 +354,21 @@ def pack(values: dict[str, tuple[str, str]]) -> list[Item]:
     return [Item(key, content.encode(), metadata.encode()) for key, (content, metadata) in values.items()]
 
 
-def play(postgres_url: str, max_examples: int, steps: int, **options: Any) -> None:
-    machine = type("Collection", (Collection,), {"postgres_url": postgres_url})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=max_examples,
-            stateful_step_count=steps,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-            **options,
-        ),
-    )
-
-
 # The core has single orders (collections/test_order_of_writers.py) and overlaps (interleavings) of the same writers.
 @pytest.mark.timeout(600)
-def test_the_newest_write_of_a_key_wins_in_every_generation(postgres_url: str) -> None:
-    # A history that fails is told as it is: a shorter one takes longer to find than the test may take.
-    play(postgres_url, 12, 30, phases=[Phase.generate])
+def test_the_newest_write_of_a_key_wins_in_every_generation(
+    postgres_url: str, pytestconfig: pytest.Config
+) -> None:
+    play_histories(make_machine(postgres_url), pytestconfig, 12, 30)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_newest_write_of_a_key_wins_in_many_more_histories(postgres_url: str) -> None:
-    play(postgres_url, 200, 60)
+def test_the_newest_write_of_a_key_wins_in_many_more_histories(
+    postgres_url: str, pytestconfig: pytest.Config
+) -> None:
+    play_histories(make_machine(postgres_url), pytestconfig, 200, 60)
+
+
+def make_machine(postgres_url: str) -> type[Collection]:
+    return type("Collection", (Collection,), {"postgres_url": postgres_url})
