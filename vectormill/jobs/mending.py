@@ -101,13 +101,11 @@ def _reopen_chunk(connection: Connection, chunk: Row[Any], reason: str) -> bool:
     failed = set(connection.execute(LIST_FAILED, values).scalars())
     texts = [] if is_reference(found.items) else decode_payload(found.items).texts
     wanted = [item for item in range(chunk.num_items) if item not in failed and (not texts or texts[item])]
-    is_open = chunk.state in OPEN_CHUNK_STATES
-    if not wanted:
-        return is_open
-    if is_open:  # a retry wants some of them anyway, which are not counted as done
+    if not wanted:  # there is no vector
+        return True
+    waiting = []  # what a retry wants anyway, which is not counted as done
+    if chunk.state in OPEN_CHUNK_STATES:
         waiting = wanted if chunk.only_items is None else chunk.only_items
-    else:
-        waiting = []
     if job.is_terminal:
         connection.execute(COUNT_IDLE_SECONDS, {"job_id": job.id})
     values = {"chunk_id": chunk_id, "reason": reason, "items": wanted}

@@ -169,7 +169,7 @@ MEND: Final = Transition(
     "A proof fails that one of its vectors needs",
     States((*OPEN_CHUNK_STATES, DONE, FAILED)),
     PENDING,
-    f"{_FREE}, {_AGAIN}, error = :reason, proof_id = NULL, earlier_proofs = NULL, {_WANT_MORE}",
+    f"{_FREE}, {_AGAIN}, error = :reason, proof_id = NULL, earlier_proofs = NULL, is_suspect = NULL, {_WANT_MORE}",
     is_retried="true",
 )
 TRANSITIONS: Final = (
