@@ -1,10 +1,12 @@
-"""Periods: a chunk keeps each period between two proofs that has computed one of its vectors.
+"""Periods: a chunk keeps each period between two proofs that has computed one of its vectors; runs are found by job.
 
 Revision ID: 0043
 Revises: 0042
 """
 
 from alembic import op
+
+from vectormill.db.migrations import build_index
 
 revision = "0043"
 down_revision = "0042"
@@ -34,7 +36,8 @@ def comment(comments: dict[str, str]) -> None:
 
 
 def upgrade() -> None:
-    """Add the columns. No row is rewritten, and processes of the former release go on."""
+    """Add the columns and the index. No row is rewritten, and processes of the former release go on."""
+    build_index("ix_runs_job_id", "runs (job_id) WHERE job_id IS NOT NULL")
     op.execute("ALTER TABLE vectormill.chunks ADD COLUMN earlier_proofs bigint[]")
     op.execute(
         "ALTER TABLE vectormill.job_increments ADD COLUMN num_retried_chunks bigint NOT NULL DEFAULT 0"
@@ -45,7 +48,8 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the columns."""
+    """Drop the columns and the index."""
+    op.execute("DROP INDEX vectormill.ix_runs_job_id")
     comment(FORMER_COMMENTS)
     op.execute("ALTER TABLE vectormill.job_increments ALTER COLUMN num_chunks DROP DEFAULT")
     op.execute("ALTER TABLE vectormill.job_increments ALTER COLUMN stage_seconds DROP DEFAULT")

@@ -103,7 +103,7 @@ def _reopen_chunk(connection: Connection, chunk: Row[Any], reason: str) -> bool:
     wanted = [item for item in range(chunk.num_items) if item not in failed and (not texts or texts[item])]
     if not wanted:  # there is no vector
         return True
-    waiting = []  # what a retry wants anyway, which is not counted as done
+    waiting: Sequence[int] = []  # what a retry wants anyway, which is not counted as done
     if chunk.state in OPEN_CHUNK_STATES:
         waiting = wanted if chunk.only_items is None else chunk.only_items
     if job.is_terminal:

@@ -42,10 +42,9 @@ _COPYING = f"""
     ) AS next (id, former_id, seq)
 """
 
-# Runs have no index on `job_id`; with NOT IN they are read once.
 _HAS_NO_TWIN = """
     NOT EXISTS (SELECT 1 FROM vectormill.jobs AS twin WHERE twin.twin_of = jobs.id AND twin.generation_id = next.id)
-    AND jobs.id NOT IN (SELECT job_id FROM vectormill.runs WHERE job_id IS NOT NULL)
+    AND NOT EXISTS (SELECT 1 FROM vectormill.runs WHERE runs.job_id = jobs.id)
     AND NOT EXISTS (SELECT 1 FROM vectormill.jobs AS original
                      WHERE original.id = jobs.twin_of AND original.generation_id = next.id)
 """

@@ -61,7 +61,8 @@ _IS_OPEN = f"""
 IS_UNPROVEN = f"""
     jobs.updated_at >= (SELECT min(began_at) - interval '1 hour' FROM vectormill.proofs WHERE {_IS_OPEN})
     AND (SELECT true FROM vectormill.chunks
-          WHERE chunks.job_id = jobs.id AND chunks.proof_id IN (SELECT id FROM vectormill.proofs WHERE {_IS_OPEN})
+          WHERE chunks.job_id = jobs.id
+            AND array_append(earlier_proofs, proof_id) && ARRAY(SELECT id FROM vectormill.proofs WHERE {_IS_OPEN})
           LIMIT 1)
 """
 

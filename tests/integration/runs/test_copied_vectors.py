@@ -53,6 +53,12 @@ DOUBTS = (
         "UPDATE vectormill.proofs SET proven_at = now()",
     ),
     Doubt(
+        "a retry has moved on from a period that has yet to be proven",
+        COMPUTE % "NULL" + "; UPDATE vectormill.chunks SET earlier_proofs = ARRAY[proof_id], proof_id = NULL "
+        "WHERE proof_id IS NOT NULL",
+        "UPDATE vectormill.proofs SET proven_at = now()",
+    ),
+    Doubt(
         "its worker was killed before a proof",
         COMPUTE % "NULL",
         "DELETE FROM vectormill.workers",
