@@ -23,7 +23,7 @@ class Mender:
         self._engine = engine
         self._period: FailedPeriod | None = None
         self._after = 0  # the id of the last chunk that was read for the period
-        self._num_mended = self._num_suspect = 0
+        self._num_mended = self._num_suspect = self._num_missed = 0
 
     def mend(self) -> None:
         """Put chunks of a failed period back until all chunks were read, or the time of a round is over."""
@@ -31,7 +31,7 @@ class Mender:
         if self._period is None:
             with self._engine.connect() as connection:
                 self._period = next(iter(list_unrepaired_periods(connection)), None)
-            self._after = self._num_mended = self._num_suspect = 0
+            self._after = self._num_mended = self._num_suspect = self._num_missed = 0
         while self._period is not None and time.monotonic() < end:
             self._mend_page(self._period)
 
@@ -40,12 +40,15 @@ class Mender:
             last, found = list_computed_chunks(connection, period.id, self._after, PAGE_CHUNKS)
         for chunk_id in found:
             with self._engine.begin() as connection:
-                if mend_chunk(connection, chunk_id, period.id, f"encoded again: {period.reason}"):
-                    self._num_mended += 1
-                else:
-                    self._num_suspect += 1
+                is_mended = mend_chunk(connection, chunk_id, period.id, f"encoded again: {period.reason}")
+            self._num_missed += is_mended is None
+            self._num_mended += is_mended is True
+            self._num_suspect += is_mended is False
         if last is not None:
             self._after = last
+            return
+        if self._num_missed:  # the halves of a chunk that was split may be among those that were read before
+            self._after = self._num_missed = 0
             return
         with self._engine.begin() as connection:
             note_repair(connection, period.id)

@@ -72,16 +72,17 @@ LIST_FAILED = text("""
 MARK_SUSPECT = text("UPDATE vectormill.chunks SET is_suspect = true WHERE id = :chunk_id")
 
 
-def mend_chunk(connection: Connection, chunk_id: int, period: int, reason: str) -> bool:
+def mend_chunk(connection: Connection, chunk_id: int, period: int, reason: str) -> bool | None:
     """Let all vectors of a chunk be encoded again, and its job be open, if one was computed in this period.
 
     Items that failed stay as they are, and so do those whose text was deleted since. The rows keep the place that
     their job has in the order of writers, so newer ones are not touched. Return False if the chunk cannot be encoded
-    again; it then stays with the failed period, and is marked as suspect.
+    again; it then stays with the failed period, and is marked as suspect. Return None if it has been split or put back
+    meanwhile.
     """
     chunk = connection.execute(LOCK_CHUNK, {"chunk_id": chunk_id, "period": period}).one_or_none()
-    if chunk is None:  # a retry or another scheduler has put it back
-        return True
+    if chunk is None:
+        return None
     if _reopen_chunk(connection, chunk, reason):
         return True
     connection.execute(MARK_SUSPECT, {"chunk_id": chunk_id})

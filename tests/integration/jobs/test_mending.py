@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -31,7 +32,7 @@ from vectormill.jobs.export import read_results
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import cancel_job, find_job, pause_job, resume_job, retry_job
-from vectormill.jobs.mending import LIST_SUSPECT, list_suspect_chunks
+from vectormill.jobs.mending import LIST_SUSPECT, list_computed_chunks, list_suspect_chunks
 from vectormill.workers.proofs import (
     begin_period,
     count_failed_periods,
@@ -208,6 +209,34 @@ def test_a_chunk_that_is_split_keeps_its_periods(engine: Engine, periods: list[i
     assert (ended.state, ended.num_done, ended.num_chunks) == ("completed", 4, 3)
     certified = [json.loads(line) for line in write_certificate_lines(engine, job.id)]
     assert {line.get("proof") for line in certified if line["kind"] == "chunk"} == {periods[2]}
+
+
+def test_the_halves_of_a_chunk_that_is_split_while_it_is_looked_for_are_mended(
+    engine: Engine, periods: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = begin_again(engine, periods[1])
+    complete(engine, claim_next_chunk(engine))
+    ask(engine, retry_job, job.id)
+    claimed = claim_next_chunk(engine)
+    answers = []
+
+    def list_before_others(*given: Any) -> tuple[int | None, Sequence[int]]:
+        """Return the first page as if other jobs had submitted chunks meanwhile, and split the chunk then."""
+        last, found = list_computed_chunks(*given)
+        answers.append(found)
+        if len(answers) > 1:
+            return last, found
+        ask(engine, split_chunk, claimed, "lost twice")
+        return 10**9, found
+
+    monkeypatch.setattr("scheduler.mender.list_computed_chunks", list_before_others)
+    fail_and_mend(engine, periods[1])
+    assert answers[0] == [claimed.chunk_id]
+    ended = encode(engine, job, [periods[2]] * 2)
+    assert (ended.state, ended.num_done, ended.num_failed) == ("completed", 5, 0)
+    certified = [json.loads(line) for line in write_certificate_lines(engine, job.id)]
+    assert certified[-1]["num_suspect_chunks"] == 0
+    assert [line["failed_at"] for line in certified if line["kind"] == "proof"] == [None]
 
 
 @pytest.mark.parametrize("ends", ["some fail", "all fail"])
