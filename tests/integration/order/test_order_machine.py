@@ -293,16 +293,17 @@ class Collection(Followed):
         kind=st.sampled_from([OWN, OUTSIDE]),
         source=SOURCES,
         revision=REVISIONS,
-        num_steps=st.integers(0, 30),
+        num_chunks=st.integers(1, 4),
+        num_steps=st.integers(0, 8),
     )
     def spoil_a_fill(
-        self, kind: str, source: dict[str, tuple[str, str]], revision: str, num_steps: int
+        self, kind: str, source: dict[str, tuple[str, str]], revision: str, num_chunks: int, num_steps: int
     ) -> None:
         """A faulty worker fills a new generation; that is found out while the fill is open, closed, merged or live."""
         self.begin_fill(kind, source, revision)
         self.prove(is_faulty=True)
+        self.commit(0, num_chunks)
         for _ in range(num_steps):
-            self.commit_all()
             self.step()
         self.prove(is_faulty=False)
         self.mend(9)

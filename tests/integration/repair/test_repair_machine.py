@@ -304,14 +304,40 @@ class RepairMachine(RuleBasedStateMachine):
             if hold is not None:
                 self.commit(hold, has_bad_item=has_bad_item)
 
-    @rule(number=st.integers(0, 1), count=st.integers(1, 4), is_mended=st.booleans())
-    def work_in_vain(self, number: int, count: int, is_mended: bool) -> None:
-        """A faulty worker does something, and its next proof is a bad one."""
+    @precondition(lambda self: self.list_jobs())
+    @rule(
+        number=st.integers(0, 1),
+        count=st.integers(1, 4),
+        before=st.sampled_from(["nothing", "retried", "split"]),
+        is_mended=st.booleans(),
+        is_retried_later=st.booleans(),
+        choice=st.integers(0, 2),
+    )
+    def work_in_vain(
+        self,
+        number: int,
+        count: int,
+        before: str,
+        is_mended: bool,
+        is_retried_later: bool,
+        choice: int,
+    ) -> None:
+        """A faulty worker does something, and its next proof is a bad one; a client retries a job before or later."""
         self.prove(number, is_faulty=True)
         self.work(number, count, has_bad_item=True)
+        if before != "nothing":
+            self.wish(retry_job, choice)
+        if before == "split":
+            for hold in [self.take(each.chunk_id, number) for each in dispatch_all(self.engine, count)]:
+                if hold is not None:
+                    self.divide(hold)
         self.prove(number, is_faulty=False)
         if is_mended:
             self.mend(9, is_new_term=False)
+        if is_retried_later:
+            self.wish(pause_job, choice)
+            self.wish(retry_job, choice)
+            self.wish(resume_job, choice)
 
     def commit(self, hold: Hold, *, has_bad_item: bool = False) -> None:
         claimed, worker = hold.claim, self.workers[hold.number]
@@ -342,6 +368,9 @@ class RepairMachine(RuleBasedStateMachine):
 
     @rule(hold=consumes(holds))
     def split(self, hold: Hold) -> None:
+        self.divide(hold)
+
+    def divide(self, hold: Hold) -> None:
         if hold.claim.num_items > 1:
             with self.expecting_fence(hold.claim):
                 ask(self.engine, split_chunk, hold.claim, "lost twice")
