@@ -15,6 +15,7 @@ depends_on = None
 
 COMMENTS = {
     "COLUMN chunks.earlier_proofs": "Further periods in which some of the results were computed, before a retry of others; NULL means none.",
+    "COLUMN chunks.is_faulty": "All vectors are known to be faulty and are about to be encoded again; NULL means no.",
     "COLUMN chunks.only_items": "Only these positions within the chunk are encoded: set by a retry, or because results were faulty.",
     "COLUMN chunks.is_alone": "Its worker encoded no other chunk meanwhile (release_orphaned_chunks in vectormill/jobs/transitions.py).",
     "TABLE job_increments": "What changes of chunks add to the counters of their jobs. A row is deleted when the row of the job includes "
@@ -38,7 +39,9 @@ def comment(comments: dict[str, str]) -> None:
 def upgrade() -> None:
     """Add the columns and the index. No row is rewritten, and processes of the former release go on."""
     build_index("ix_runs_job_id", "runs (job_id) WHERE job_id IS NOT NULL")
-    op.execute("ALTER TABLE vectormill.chunks ADD COLUMN earlier_proofs bigint[]")
+    op.execute(
+        "ALTER TABLE vectormill.chunks ADD COLUMN earlier_proofs bigint[], ADD COLUMN is_faulty boolean"
+    )
     op.execute(
         "ALTER TABLE vectormill.job_increments ADD COLUMN num_retried_chunks bigint NOT NULL DEFAULT 0"
     )
@@ -54,4 +57,4 @@ def downgrade() -> None:
     op.execute("ALTER TABLE vectormill.job_increments ALTER COLUMN num_chunks DROP DEFAULT")
     op.execute("ALTER TABLE vectormill.job_increments ALTER COLUMN stage_seconds DROP DEFAULT")
     op.execute("ALTER TABLE vectormill.job_increments DROP COLUMN num_retried_chunks")
-    op.execute("ALTER TABLE vectormill.chunks DROP COLUMN earlier_proofs")
+    op.execute("ALTER TABLE vectormill.chunks DROP COLUMN is_faulty, DROP COLUMN earlier_proofs")

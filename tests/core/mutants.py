@@ -191,7 +191,8 @@ MUTANTS: Final = (
     Mutant(
         "a commit looks for no tombstone",
         "vectormill/collections/generation_tables.py",
-        "     WHERE NOT EXISTS (SELECT 1 FROM newer WHERE newer.key = item.key AND newer.seq > item.place)\n",
+        "     WHERE NOT EXISTS (SELECT 1 FROM newer WHERE newer.key = item.key AND newer.seq > item.place\n"
+        "                          AND newer.content_hash IS DISTINCT FROM item.content_hash)\n",
         "",
     ),
     Mutant(
@@ -609,10 +610,28 @@ MUTANTS: Final = (
         "ELSE chunk.earlier_proofs END",
     ),
     Mutant(
+        "a chunk that is cancelled before it is encoded again is not suspect",
+        "vectormill/jobs/transitions.py",
+        '"is_suspect = is_suspect OR is_faulty"',
+        '"is_suspect = is_suspect"',
+    ),
+    Mutant(
+        "a row whose metadata changed keeps its faulty vector",
+        "vectormill/collections/generation_tables.py",
+        "\n                          AND newer.content_hash IS DISTINCT FROM item.content_hash)",
+        ")",
+    ),
+    Mutant(
+        "a chunk that a worker gives up keeps its faulty rows",
+        "worker/chunk/chunk_encoder.py",
+        "return replace(read_known(blob), places=places)",
+        'return [Item(key, b"") for key in read_known(blob).keys]',
+    ),
+    Mutant(
         "the halves of a chunk forget in which periods it was computed",
         "vectormill/jobs/transitions.py",
-        ":lost, :lapsed, :estimated_tokens, earlier_proofs\n",
-        ":lost, :lapsed, :estimated_tokens, NULL\n",
+        ":estimated_tokens, earlier_proofs, is_faulty",
+        ":estimated_tokens, NULL, is_faulty",
     ),
     Mutant(
         "what is encoded again is copied into a fill once more",
@@ -983,7 +1002,8 @@ MUTANTS: Final = (
     Mutant(
         "a part counts although its chunk's fence has moved on",
         "vectormill/jobs/completion.py",
-        "        end_under_fence(connection, claim, DONE, proof_id=outcome.proof_id)\n        record(connection)",
+        "        end_under_fence(connection, claim, COMMIT_CHUNK, proof_id=outcome.proof_id)\n"
+        "        record(connection)",
         "        record(connection)",
     ),
     Mutant(

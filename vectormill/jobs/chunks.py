@@ -11,10 +11,11 @@ from sqlalchemy import Connection, text
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.task import VARYING
-from vectormill.jobs.chunk import IS_LEASED, SPLIT, Claim, load_blob, split_payload
+from vectormill.jobs.chunk import IS_LEASED, Claim, load_blob, split_payload
 from vectormill.jobs.transitions import (
     CLAIM_CHUNK,
     COUNT_CHILDREN,
+    DIVIDE_CHUNK,
     INSERT_CHILD,
     RELEASE_CHUNK,
     end_under_fence,
@@ -167,7 +168,7 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
     Either half may contain that item, so a loss is recorded for both. Runs in the caller's transaction. Raise
     LeaseLost if the lease was lost. A chunk of one item is not split: fail it with a reason instead.
     """
-    end_under_fence(connection, claim, SPLIT, error=reason)
+    end_under_fence(connection, claim, DIVIDE_CHUNK, reason=reason)
     blob, places = load_blob(connection, claim.chunk_id)
     next_seq: int = connection.execute(COUNT_CHILDREN, {"job_id": claim.job_id}).scalar_one() - 2
     halves = split_payload(blob, places, claim.num_items // 2, claim.spec, claim.num_tokens)

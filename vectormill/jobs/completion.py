@@ -15,9 +15,6 @@ from vectormill.domain.encoding import INT8, EncodingSpec
 from vectormill.domain.task import RECORD, VARYING, VECTOR
 from vectormill.jobs.bottleneck import PERSIST
 from vectormill.jobs.chunk import (
-    CANCELLED,
-    DONE,
-    FAILED,
     ChunkOutcome,
     Claim,
     insert_errors,
@@ -31,7 +28,13 @@ from vectormill.jobs.item import (
     ItemFailure,
     Items,
 )
-from vectormill.jobs.transitions import count_chunk, end_under_fence
+from vectormill.jobs.transitions import (
+    ABANDON_CHUNK,
+    COMMIT_CHUNK,
+    REFUSE_CHUNK,
+    count_chunk,
+    end_under_fence,
+)
 from vectormill.jobs.truncations import add_truncations
 from vectormill.jobs.vector_failures import find_vector_failures
 from vectormill.ragged import Ragged
@@ -81,7 +84,7 @@ def complete_chunk(
     """
     claim.check_space()
     if record is not None:
-        end_under_fence(connection, claim, DONE, proof_id=outcome.proof_id)
+        end_under_fence(connection, claim, COMMIT_CHUNK, proof_id=outcome.proof_id)
         record(connection)
         num_done = len(encoded) - len(outcome.failures)
         return _end(connection, claim, items, outcome, num_done, read_persist_seconds)
@@ -91,7 +94,7 @@ def complete_chunk(
     kind = choose_vector_type(spec, in_collection=claim.generation_id is not None)
     rows, vectors, outcome = leave_out(encoded, results, spec, kind, outcome)
     stored = encoded[rows]
-    end_under_fence(connection, claim, DONE, proof_id=outcome.proof_id)
+    end_under_fence(connection, claim, COMMIT_CHUNK, proof_id=outcome.proof_id)
     ranges = find_ranges(connection, spec) if kind.name == INT8 else None
     if claim.generation_id is not None:
         columns = make_column_rows(vectors, kind, ranges)
@@ -128,7 +131,7 @@ def _complete_records(
             _group(found) if claim.spec.result == RECORD else _leave_out_large(found, claim.spec)
         )
         outcome = replace(outcome, failures={**outcome.failures, **unstorable})
-    end_under_fence(connection, claim, DONE, proof_id=outcome.proof_id)
+    end_under_fence(connection, claim, COMMIT_CHUNK, proof_id=outcome.proof_id)
     if claim.generation_id is not None:
         stored = np.fromiter(found, dtype=np.int64, count=len(found))
         rows = take_objects(list(found.values()))
@@ -336,7 +339,7 @@ def cancel_chunk(connection: Connection, claim: Claim) -> None:
 
     Raise LeaseLost.
     """
-    end_under_fence(connection, claim, CANCELLED)
+    end_under_fence(connection, claim, ABANDON_CHUNK)
     count_chunk(connection, claim, NOTHING, 0, 0)
 
 
@@ -344,7 +347,7 @@ def fail_chunk(connection: Connection, claim: Claim, items: Sequence[Item], fail
     """Fail all items of a chunk with the same reason. Return True if this ended the job. Raise LeaseLost."""
     wanted = claim.only_items if claim.only_items is not None else range(claim.num_items)
     failures = dict.fromkeys(wanted, failure)
-    end_under_fence(connection, claim, FAILED)
+    end_under_fence(connection, claim, REFUSE_CHUNK)
     if claim.only_items is not None and claim.output_url is None:
         _remove_results(connection, claim, items)
     _insert_errors(connection, claim, items, failures)

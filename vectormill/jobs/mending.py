@@ -18,13 +18,16 @@ from vectormill.objects.reference import is_reference
 # The states of jobs whose chunks can be encoded again. A job that was cancelled stays as it is.
 MENDED_JOB_STATES: Final = (QUEUED, RUNNING, PAUSED, COMPLETED, COMPLETED_WITH_ERRORS, FAILED)
 
-# Whether the period has computed one of the vectors of a chunk, whose halves have them if it was split.
-_IS_OF_PERIOD: Final = "(proof_id = :period OR :period = ANY(earlier_proofs)) AND state <> 'split'"
+# Whether the period has computed one of the vectors of a chunk, whose halves have them if it was split, and they are
+# not about to be replaced already.
+_IS_OF_PERIOD: Final = f"""(proof_id = :period OR :period = ANY(earlier_proofs)) AND state <> 'split'
+           AND NOT (state IN {OPEN_CHUNK_STATES} AND is_faulty IS TRUE)"""
 
 # No index is on the periods, for which every commit would pay; this is read once after a fault.
 LIST_COMPUTED = text(f"""
     WITH page AS MATERIALIZED (
-        SELECT id, state, proof_id, earlier_proofs FROM vectormill.chunks WHERE id > :after ORDER BY id LIMIT :limit
+        SELECT id, state, proof_id, earlier_proofs, is_faulty
+          FROM vectormill.chunks WHERE id > :after ORDER BY id LIMIT :limit
     )
     SELECT max(id) AS last, coalesce(array_agg(id) FILTER (WHERE {_IS_OF_PERIOD}), '{{}}') AS found
       FROM page
@@ -69,6 +72,9 @@ LIST_FAILED = text("""
      WHERE job_id = :job_id AND item >= :first_item AND item < :end_item
 """)
 
+FORGET_PERIODS = text("""
+    UPDATE vectormill.chunks SET proof_id = NULL, earlier_proofs = NULL WHERE id = :chunk_id
+""")
 MARK_SUSPECT = text("UPDATE vectormill.chunks SET is_suspect = true WHERE id = :chunk_id")
 
 
@@ -103,6 +109,7 @@ def _reopen_chunk(connection: Connection, chunk: Row[Any], reason: str) -> bool:
     texts = [] if is_reference(found.items) else decode_payload(found.items).texts
     wanted = [item for item in range(chunk.num_items) if item not in failed and (not texts or texts[item])]
     if not wanted:  # there is no vector
+        connection.execute(FORGET_PERIODS, {"chunk_id": chunk_id})
         return True
     waiting: Sequence[int] = []  # what a retry wants anyway, which is not counted as done
     if chunk.state in OPEN_CHUNK_STATES:
@@ -127,7 +134,7 @@ LIST_SUSPECT = text("""
             SELECT worker, failed_at, reason FROM vectormill.proofs
              WHERE id = ANY(array_append(chunks.earlier_proofs, chunks.proof_id))
              ORDER BY failed_at LIMIT 1) AS proof ON true
-     WHERE chunks.is_suspect AND chunks.id > :after
+     WHERE chunks.is_suspect AND chunks.state <> 'split' AND chunks.id > :after
      ORDER BY chunks.id LIMIT :limit
 """)
 

@@ -37,15 +37,15 @@ from vectormill.jobs.job import DISPATCHED_JOB_STATES, FINISHED_JOB_STATES, RECE
 
 _FREE: Final = "lease_owner = NULL, lease_until = NULL"
 _AGAIN: Final = "attempt = 0, lost = 0, lapsed = 0, available_at = now()"
-# Under the fence of a claim, and only while it is the newest one.
-_END: Final = (
-    f"{_FREE}, error = CAST(:error AS text), only_items = NULL, proof_id = CAST(:proof_id AS bigint)"
-)
 # A chunk names each period between two proofs of a worker that has computed one of its vectors (decision 0112).
 _KEEP_PERIOD: Final = (
     "proof_id = NULL, earlier_proofs = CASE WHEN chunk.proof_id IS NULL THEN chunk.earlier_proofs "
     "ELSE array_append(chunk.earlier_proofs, chunk.proof_id) END"
 )
+# Whoever ends a chunk whose vectors are known to be faulty has replaced or removed all of them, unless its job was
+# cancelled.
+_REPLACED: Final = "earlier_proofs = CASE WHEN is_faulty THEN NULL ELSE earlier_proofs END, is_faulty = NULL"
+_DOUBTED: Final = "is_suspect = is_suspect OR is_faulty"
 # What an open chunk still wants, together with what is asked of it; NULL means all of its items.
 _WANT_MORE: Final = f"""only_items = CASE
            WHEN found.state IN {OPEN_CHUNK_STATES} AND chunk.only_items IS NULL THEN NULL
@@ -138,25 +138,28 @@ COMMIT: Final = Transition(
     "Its worker commits results",
     States((LEASED,)),
     DONE,
-    _END,
+    f"{_FREE}, error = NULL, only_items = NULL, proof_id = CAST(:proof_id AS bigint), {_REPLACED}",
 )
 REFUSE: Final = Transition(
     "Its worker can encode none of its items, or no worker could load their model for too long",
     States((LEASED,)),
     FAILED,
-    _END,
+    f"{_FREE}, error = NULL, only_items = NULL, {_REPLACED}",
 )
 ABANDON: Final = Transition(
-    "Its worker learns that the job is being cancelled", States((LEASED,)), CANCELLED, _END
+    "Its worker learns that the job is being cancelled",
+    States((LEASED,)),
+    CANCELLED,
+    f"{_FREE}, error = NULL, {_DOUBTED}",
 )
 DIVIDE: Final = Transition(
     "Its worker replaces it by two halves, because one of its texts may end workers",
     States((LEASED,)),
     SPLIT,
-    _END,
+    f"{_FREE}, error = :reason",
 )
 CANCEL: Final = Transition(
-    "Its job is cancelled while no worker has it", UNCLAIMED_CHUNK_STATES, CANCELLED, "error = NULL"
+    "Its job is cancelled while no worker has it", UNCLAIMED_CHUNK_STATES, CANCELLED, _DOUBTED
 )
 # Its message or its worker's commit, if there are any, come to nothing: the state is another one.
 RETRY: Final = Transition(
@@ -169,7 +172,7 @@ MEND: Final = Transition(
     "A proof fails that one of its vectors needs",
     States((*OPEN_CHUNK_STATES, DONE, FAILED)),
     PENDING,
-    f"{_FREE}, {_AGAIN}, error = :reason, proof_id = NULL, earlier_proofs = NULL, is_suspect = NULL, {_WANT_MORE}",
+    f"{_FREE}, {_AGAIN}, error = :reason, {_KEEP_PERIOD}, is_faulty = true, is_suspect = NULL, {_WANT_MORE}",
     is_retried="true",
 )
 TRANSITIONS: Final = (
@@ -265,13 +268,23 @@ _BY_FENCE: Final = f"""
           FROM vectormill.chunks AS chunk WHERE chunk.id = :chunk_id AND chunk.fence = :fence AND chunk.{IS_LEASED}"""
 RELEASE_CHUNK: Final = _change(RELEASE, _BY_FENCE, lock="FOR NO KEY UPDATE")
 
-# The first statement of a commit: a worker that lost its lease stops here, before it has written anything. The last
-# one, COUNT_CHUNK, counts the chunk.
-FENCE: Final = text(f"""
-    UPDATE vectormill.chunks SET state = :state, {_END}
+
+def _end(step: Transition) -> TextClause:
+    """Return the statement by which a worker ends its chunk, under the fence of its claim. COUNT_CHUNK counts it.
+
+    It comes first in a transaction: a worker that lost its lease stops there, before it has written anything.
+    """
+    return text(f"""
+    UPDATE vectormill.chunks SET state = '{step.enters}', {step.columns}
      WHERE id = :chunk_id AND fence = :fence AND {IS_LEASED}
     RETURNING id
 """)
+
+
+COMMIT_CHUNK: Final = _end(COMMIT)
+REFUSE_CHUNK: Final = _end(REFUSE)
+ABANDON_CHUNK: Final = _end(ABANDON)
+DIVIDE_CHUNK: Final = _end(DIVIDE)
 
 RESCUE_EXPIRED: Final = _change(
     LAPSE,
@@ -361,9 +374,9 @@ INSERT_CHILD: Final = text("""
     WITH child AS (
         INSERT INTO vectormill.chunks
                (job_id, seq, state, first_item, num_items, only_items, parent_id, lost, lapsed, estimated_tokens,
-                earlier_proofs)
+                earlier_proofs, is_faulty, is_suspect)
         SELECT :job_id, :seq, 'pending', :first_item, :num_items, CAST(:only_items AS integer[]), id,
-               :lost, :lapsed, :estimated_tokens, earlier_proofs
+               :lost, :lapsed, :estimated_tokens, earlier_proofs, is_faulty, is_suspect
           FROM vectormill.chunks WHERE id = :parent_id
         RETURNING id
     ), payload AS (
@@ -547,12 +560,10 @@ FORGET_REMOVED: Final = text("""
 """)
 
 
-def end_under_fence(
-    connection: Connection, claim: Claim, state: str, *, proof_id: int | None = None, error: str | None = None
-) -> None:
-    """Give a leased chunk a final state. Raise LeaseLost if the claim is not the newest one any more."""
-    values = {"chunk_id": claim.chunk_id, "fence": claim.fence, "state": state, "proof_id": proof_id}
-    if connection.execute(FENCE, {**values, "error": error}).one_or_none() is None:
+def end_under_fence(connection: Connection, claim: Claim, ending: TextClause, **values: Any) -> None:
+    """End a leased chunk by a statement such as COMMIT_CHUNK. Raise LeaseLost unless the claim is the newest one."""
+    named = {"chunk_id": claim.chunk_id, "fence": claim.fence, **values}
+    if connection.execute(ending, named).one_or_none() is None:
         raise LeaseLost
 
 

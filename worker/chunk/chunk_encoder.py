@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +27,7 @@ from vectormill.domain.errors import (
     VectormillError,
 )
 from vectormill.jobs.bottleneck import LOAD, PERSIST
-from vectormill.jobs.chunk import ChunkOutcome, Claim, load_blob, open_payload, read_keys
+from vectormill.jobs.chunk import ChunkOutcome, Claim, load_blob, open_payload, read_known
 from vectormill.jobs.chunks import ClaimedChunk, claim_chunk, mark_alone, release_chunk, split_chunk
 from vectormill.jobs.completion import cancel_chunk, fail_chunk
 from vectormill.jobs.item import (
@@ -313,13 +314,10 @@ class ChunkEncoder:
         return {"outcome": "item failed" if claim.num_items == 1 else "chunk failed", "code": code}
 
     def _load_items(self, connection: Connection, claim: Claim) -> Sequence[Item]:
-        """Return the chunk's items with their keys and empty texts.
-
-        If the payload cannot be read, the keys are empty too.
-        """
+        """Return the chunk's items as far as its payload tells them; without it, items with empty keys."""
         try:
-            blob, _ = load_blob(connection, claim.chunk_id)
-            return [Item(key, b"") for key in read_keys(blob)]
+            blob, places = load_blob(connection, claim.chunk_id)
+            return replace(read_known(blob), places=places)
         except DATABASE_ERRORS:
             raise
         except Exception:

@@ -3,9 +3,8 @@
 from sqlalchemy import Engine, TextClause, text
 
 from tests.protocol import claim, dispatch_all, make_items, submit
-from vectormill.jobs.chunk import DONE
 from vectormill.jobs.chunks import MARK_ALONE, RENEW_LEASES
-from vectormill.jobs.transitions import FENCE, RELEASE_CHUNK
+from vectormill.jobs.transitions import COMMIT_CHUNK, RELEASE_CHUNK
 
 NUM_LEASED = 300
 
@@ -28,7 +27,7 @@ def test_a_chunk_under_its_fence_is_found_without_reading_other_leased_chunks(en
     release = {"is_counted": True, "is_lost": False, "is_lapsed": False, "reason": "", "delay_seconds": 0.0}
     held = {"chunk_ids": [last.chunk_id], "fences": [last.fence], "lease_seconds": 30.0}
     for statement, values in (
-        (FENCE, {**named, "state": DONE, "proof_id": None, "error": None}),
+        (COMMIT_CHUNK, {**named, "proof_id": None}),
         (RELEASE_CHUNK, {**named, **release}),
         (MARK_ALONE, named),
         (RENEW_LEASES, held),

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, text
 
 from tests.database import ask, execute, load_payload
 from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
-from vectormill.jobs.chunk import DONE, Claim, Dispatch
+from vectormill.jobs.chunk import Claim, Dispatch
 from vectormill.jobs.chunks import (
     claim_chunk,
     release_chunk,
@@ -23,6 +23,7 @@ from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import cancel_job, delete_job, find_job, pause_job, retry_job
 from vectormill.jobs.transitions import (
+    COMMIT_CHUNK,
     add_up_job,
     end_cancelled_jobs,
     end_under_fence,
@@ -171,7 +172,7 @@ def test_the_query_of_a_search_is_removed_while_a_worker_commits_it(engine: Engi
     execute(engine, "UPDATE vectormill.jobs SET forget_at = now() - interval '1 s'")
 
     with engine.begin() as connection:
-        end_under_fence(connection, held, DONE)  # a commit's first statement
+        end_under_fence(connection, held, COMMIT_CHUNK, proof_id=None)  # a commit's first statement
         _, end = begin_beside(engine, REMOVALS[removal], query)
         add_up_job(connection, query.id)  # the job's row, as its last
     end()

@@ -176,7 +176,9 @@ def test_a_worker_killed_at_any_step_between_message_and_ack_leaves_its_chunk_to
             return victim.hear_all(until=lambda point: point == "after ACK")
 
     points = encode(None)
-    assert {"before CLAIM_CHUNK", "before FENCE", "before UPSERT_ROWS", "before INSERT_ERRORS"} <= set(points)
+    assert {"before CLAIM_CHUNK", "before COMMIT_CHUNK", "before UPSERT_ROWS", "before INSERT_ERRORS"} <= set(
+        points
+    )
     assert {"before COUNT_CHUNK", "before COMMIT", "after COMMIT", "before ACK"} <= set(points)
     for last in range(0, len(points), stride):
         assert encode(last)[-1] == points[last]

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 from scheduler.mender import Mender
 from tests.api_server import api_client
 from tests.database import ask, execute, load_payload
-from tests.obedient_engine import encoding_chunks, run_to_end
+from tests.obedient_engine import ObedientEngine, encoding_chunks, run_to_end
 from tests.protocol import (
     SPEC,
     check_open_job_counts,
@@ -27,7 +27,7 @@ from vectormill.client import Client
 from vectormill.db.plans import walk_plan
 from vectormill.jobs.certificates import write_certificate_lines
 from vectormill.jobs.chunks import split_chunk
-from vectormill.jobs.completion import fail_chunk
+from vectormill.jobs.completion import cancel_chunk, fail_chunk
 from vectormill.jobs.export import read_results
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
 from vectormill.jobs.job import Job
@@ -209,6 +209,67 @@ def test_a_chunk_that_is_split_keeps_its_periods(engine: Engine, periods: list[i
     assert (ended.state, ended.num_done, ended.num_chunks) == ("completed", 4, 3)
     certified = [json.loads(line) for line in write_certificate_lines(engine, job.id)]
     assert {line.get("proof") for line in certified if line["kind"] == "chunk"} == {periods[2]}
+
+
+@pytest.mark.parametrize("holder", [None, "a worker"])
+def test_a_chunk_whose_job_is_cancelled_before_it_is_encoded_again_is_suspect(
+    engine: Engine, periods: list[int], holder: str | None
+) -> None:
+    job = begin_again(engine, periods[1], "docs")
+    complete(engine, claim_next_chunk(engine))
+    fail_and_mend(engine, periods[1])
+    claimed = claim_next_chunk(engine) if holder else None
+    ask(engine, cancel_job, job.id)
+    if claimed is not None:
+        ask(engine, cancel_chunk, claimed)
+    assert [chunk.num_items for chunk in ask(engine, list_suspect_chunks, after=None, limit=9)] == [4]
+    lines = [json.loads(line) for line in write_certificate_lines(engine, job.id)]
+    assert [line["suspect"] for line in lines if line["kind"] == "chunk"] == [True, False]
+
+
+def test_the_halves_of_a_suspect_chunk_are_suspect(engine: Engine, periods: list[int]) -> None:
+    job = begin_again(engine, periods[1])
+    complete(engine, claim_next_chunk(engine))
+    execute(engine, "UPDATE vectormill.chunks SET is_suspect = true WHERE first_item = 0")
+    ask(engine, retry_job, job.id)
+    ask(engine, split_chunk, claim_next_chunk(engine), "lost twice")
+    assert len(ask(engine, list_suspect_chunks, after=None, limit=9)) == 2
+
+
+def test_a_row_of_which_a_run_has_changed_the_metadata_alone_gets_its_vector_again(
+    engine: Engine, periods: list[int]
+) -> None:
+    job = encode(engine, submit(engine, [Item("k", b"same", b'{"page":1}')], collection="docs"), [periods[1]])
+    table = execute(engine, "SELECT 'generation_' || max(id) FROM vectormill.generations").scalar_one()
+    damage(engine, table)
+    execute(engine, f"UPDATE vectormill.{table}_attributes SET job_seq = job_seq + 1, metadata = NULL")
+    fail_and_mend(engine, periods[1])
+    encode(engine, job, [periods[2]])
+    (row,) = execute(engine, "SELECT embedding::real[] AS vector, metadata FROM docs").all()
+    assert np.allclose(row.vector, vector_of(b"same"), atol=1e-3)
+    assert not row.metadata
+
+
+def test_a_chunk_that_a_worker_gives_up_leaves_no_faulty_row(engine: Engine, periods: list[int]) -> None:
+    job = encode(engine, submit(engine, make_items(1), collection="docs"), [periods[1]])
+    fail_and_mend(engine, periods[1])
+
+    def fail(request: object) -> None:
+        raise ValueError("this text cannot be encoded, as this test wants it")
+
+    with encoding_chunks(engine, ObedientEngine(fail)) as encoder:
+        ended, _ = run_to_end(engine, encoder, job)
+    assert (ended.num_done, ended.num_failed) == (0, 1)
+    assert execute(engine, "SELECT count(*) FROM docs").scalar_one() == 0
+
+
+def test_a_chunk_without_any_vector_is_not_suspect(engine: Engine, periods: list[int]) -> None:
+    job = submit(engine, make_items(2))
+    complete(engine, claim_next_chunk(engine), dict.fromkeys(range(2), ItemFailure(EMPTY_TEXT, "")))
+    execute(engine, "UPDATE vectormill.chunks SET proof_id = :id", id=periods[1])
+    fail_and_mend(engine, periods[1])
+    certified = [json.loads(line) for line in write_certificate_lines(engine, job.id)]
+    assert certified[-1]["num_suspect_chunks"] == 0
 
 
 def test_the_halves_of_a_chunk_that_is_split_while_it_is_looked_for_are_mended(

@@ -495,10 +495,9 @@ class RepairMachine(RuleBasedStateMachine):
                 if hold is not None:
                     self.commit(hold)
         keep_outputs(self.engine)
-        jobs = self.list_jobs()
-        for each in jobs:
+        for each in self.list_jobs():
             self.check_job(each)
-        self.check_collection(jobs)
+        self.check_collection()
 
     def check_job(self, submission: Submission) -> None:
         job = self.find(submission.job_id)
@@ -508,25 +507,27 @@ class RepairMachine(RuleBasedStateMachine):
             assert job.num_done == submission.outcomes.count(Outcome.DONE)
             assert job.num_failed == submission.outcomes.count(Outcome.FAILED)
         suspect = self.list_suspect(submission)
+        is_excused = job.state == CANCELLED or submission.output_url or self.ledger.has_deleted(submission)
+        assert not suspect or is_excused, "a chunk is suspect without a reason"
         if submission.output_url is not None:
-            self.check_output(submission.output_url, submission, job)
+            self.check_output(submission.output_url, submission, job, suspect)
             return
         lines = map(json.loads, write_certificate_lines(self.engine, job.id))
         certified = [line for line in lines if line["kind"] == "chunk" and line["suspect"]]
-        assert sum(line["num_items"] for line in certified) >= len(suspect)
+        assert sum(line["num_items"] for line in certified) == len(suspect)
         if submission.collection is None:
             self.check_vectors(submission, job, suspect)
 
-    def check_output(self, url: str, submission: Submission, job: Job) -> None:
+    def check_output(self, url: str, submission: Submission, job: Job, suspect: set[int]) -> None:
         """An output is there if an item has a result; one of a cancelled job may have any part."""
         if job.state == CANCELLED or job.num_done == 0:
             return
         rows = read_table(url).to_pylist()
         found = {row["key"]: np.array(row["embedding"], dtype=np.float32) for row in rows}
         assert len(rows) == len(found) == job.num_done
-        for item in submission.items:
+        for position, item in enumerate(submission.items):
             if item.key in found:
-                self.check_vector(item.text, found[item.key], is_suspect=True)
+                self.check_vector(item.text, found[item.key], is_suspect=position in suspect)
 
     def check_vectors(self, submission: Submission, job: Job, suspect: set[int]) -> None:
         blocks = list(read_results(self.engine, job.id))
@@ -540,11 +541,9 @@ class RepairMachine(RuleBasedStateMachine):
             outcome = submission.outcomes[position]
             assert outcome is Outcome.UNKNOWN or present[position] == (outcome is Outcome.DONE)
             if present[position]:
-                self.check_vector(
-                    item.text, vectors[position], is_suspect=position in suspect or outcome is Outcome.UNKNOWN
-                )
+                self.check_vector(item.text, vectors[position], is_suspect=position in suspect)
 
-    def check_collection(self, jobs: list[Submission]) -> None:
+    def check_collection(self) -> None:
         found = self.read_collection()
         for key in KEYS:
             allowed = self.ledger.list_allowed(key)
@@ -557,9 +556,7 @@ class RepairMachine(RuleBasedStateMachine):
             assert texts, f"{key} has the vector of none of {allowed}"
             write = self.ledger.find(key, texts[0])
             suspect = self.list_suspect(write.submission) if write.submission else set()
-            is_suspect = (
-                write.position in suspect or write.outcome is Outcome.UNKNOWN or write.submission not in jobs
-            )
+            is_suspect = write.position in suspect
             self.check_vector(texts[0], found[key], is_suspect=is_suspect)
 
     def list_suspect(self, submission: Submission) -> set[int]:
