@@ -12,7 +12,7 @@ from vectormill.workers.proofs import FailedPeriod, list_unrepaired_periods, not
 logger = logging.getLogger(__name__)
 
 PAGE_CHUNKS: Final = 10_000
-# The dispatcher waits this long at most; the next round goes on.
+# After this time no further page is read in a round, since the dispatcher waits for it.
 ROUND_SECONDS: Final = 0.2
 
 

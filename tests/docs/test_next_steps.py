@@ -52,7 +52,7 @@ PARSED: Final = {
     ),
     "Its situation takes a faulty index, a re-index or a failed load; tests/integration do the same over HTTP.": (
         "cancel 1", "collections change 1 --keep-text", "collections discard 1 1", "collections index 1 --rebuild",
-        "reindex 1", "runs confirm 1",
+        "reindex 1", "runs cancel 1", "runs confirm 1",
     ),
     "It is keys create with a scope, which tests/integration/cli/test_keys_command.py runs.": (
         "keys create 1 --scope read",

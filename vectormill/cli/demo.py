@@ -122,7 +122,7 @@ def _workplace(place: _Place, demo: TaskDemo) -> "Iterator[tuple[Path, str | Non
     settings = load_settings()  # raises an error for misspelt environment variables
     # Refuse an unusable model before the stack takes a minute to start.
     name, models = choose_model(demo, place.model, settings)
-    # Runs copy only vectors that a proof has vouched for, and the next run begins at once.
+    # Runs copy only vectors that no later proof can find faulty, and the next run begins at once.
     variables = models | {"VECTORMILL_WORKER_PROOF_SECONDS": "1"}
     with (
         workplace(place.data_dir, place.keep) as directory,

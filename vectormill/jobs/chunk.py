@@ -39,14 +39,15 @@ IS_LEASED: Final = "state || '' = 'leased'"
 class Claim:
     """A worker's claim on one chunk until its lease ends. Every later write is checked against the fence.
 
-    `first_item` is the position of the chunk's first item in the job. After a retry `only_items` names the
-    positions within the chunk that are to be encoded; the other items already have their vectors. `attempt`
+    `first_item` is the position of the chunk's first item in the job. After a retry, or if vectors
+    were faulty, `only_items` names the positions within the chunk that are to be encoded; the other items already have
+    their vectors. `attempt`
     counts the failed claims and this one, `lost` the crashes that the chunk's texts may have caused, and
     `lapsed` the leases that ended for other reasons. `job_seq` orders the job among all writers of its
     collection. `generation_fingerprint` names the vector space of the generation that the chunk is written
     to. `num_tokens` is an estimate. `output_url` is the folder of an object store into which the results go,
     and `output_schema` the serialized Arrow schema that they get there for a table. With `is_fill` the job was
-    filling its generation (vectormill/collections/fills.py) when the chunk was claimed.
+    filling its generation (vectormill/collections/fills.py) when the chunk was claimed for the first time.
     """
 
     chunk_id: int

@@ -41,7 +41,7 @@ def discard_job(connection: Connection, job_id: UUID) -> None:
     if connection.execute(FIND_OWED_TWIN, {"job_id": job_id}).one_or_none() is not None:
         raise WrongJobState(
             "The items of the job are yet to be written to the generation of its collection that is being built; "
-            "delete it when the run that builds it has ended."
+            "delete it when the run that builds it has ended, or when that generation was discarded."
         )
     connection.execute(DISCARD_JOB, {"job_id": job_id, "state": state})
 

@@ -25,9 +25,9 @@ from vectormill.jobs.jobs import cancel_job, lock_job
 from vectormill.jobs.transitions import COPY_CHUNKS, INSERT_TWIN, WAKE_DISPATCHER
 from vectormill.runs.run import OPEN_RUN_STATES
 
-# Which generation (`id`) is written as well as which other (`former_id`), and by which ended jobs: those after `seq`.
-# One that is being built is written as well as the live one, and after a rollback the live one as well as the one
-# before, by no job that has ended unless the run of the rollback may take texts from it.
+# Jobs of the generation `former_id` are to be written to the generation `id` too: those that are open, and ended ones
+# after `seq`. A generation that is being built gets the jobs of the live one since it was begun.
+# After a rollback the live one gets the open jobs of the one before, and ended ones only if its run may take texts.
 _COPYING = f"""
     (SELECT next.id, live.id, CAST(next.report ->> 'since_seq' AS bigint)
        FROM vectormill.generations AS next
