@@ -47,7 +47,9 @@ class Mender:
         if last is not None:
             self._after = last
             return
-        if self._num_missed:  # the halves of a chunk that was split may be among those that were read before
+        if (
+            self._num_missed
+        ):  # among those that were read before may be what somebody held, or halves of what was split
             self._after = self._num_missed = 0
             return
         with self._engine.begin() as connection:

@@ -47,7 +47,8 @@ class Claim:
     collection. `generation_fingerprint` names the vector space of the generation that the chunk is written
     to. `num_tokens` is an estimate. `output_url` is the folder of an object store into which the results go,
     and `output_schema` the serialized Arrow schema that they get there for a table. With `is_fill` the job was
-    filling its generation (vectormill/collections/fills.py) when the chunk was claimed for the first time.
+    filling its generation (vectormill/collections/fills.py) when the chunk was claimed for the first time. A chunk
+    that `is_faulty` has vectors that a faulty worker computed.
     """
 
     chunk_id: int
@@ -70,6 +71,7 @@ class Claim:
     output_url: str | None = None
     output_schema: bytes | None = None
     is_fill: bool = False
+    is_faulty: bool = False
 
     def check_space(self) -> None:
         """Raise SpecMismatch if the vectors of the generation are in another vector space than the job's."""

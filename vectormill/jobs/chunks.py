@@ -79,6 +79,7 @@ def claim_chunk(
         output_url=row.output_url,
         output_schema=row.output_schema,
         is_fill=bool(row.is_fill),
+        is_faulty=bool(row.is_faulty),
     )
     return ClaimedChunk(claim, row.items, row.dispatch_seq, row.dispatch_seconds, row.places)
 

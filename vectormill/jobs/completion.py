@@ -195,7 +195,7 @@ def _upsert(
     an earlier attempt wrote for the items at positions `failures` are removed. Return the number of items whose key
     comes again behind them.
     """
-    if claim.only_items is not None and failures:
+    if claim.is_faulty and failures:
         failed = Items.of(items).take(sorted(failures))
         remove_rows(connection, generation_id, failed, claim.job_seq)
     taken = items if len(stored) == len(items) else Items.of(items).take(stored.tolist())
@@ -348,7 +348,7 @@ def fail_chunk(connection: Connection, claim: Claim, items: Sequence[Item], fail
     wanted = claim.only_items if claim.only_items is not None else range(claim.num_items)
     failures = dict.fromkeys(wanted, failure)
     end_under_fence(connection, claim, REFUSE_CHUNK)
-    if claim.only_items is not None and claim.output_url is None:
+    if claim.is_faulty and claim.output_url is None:
         _remove_results(connection, claim, items)
     _insert_errors(connection, claim, items, failures)
     return count_chunk(connection, claim, NOTHING, 0, len(failures))

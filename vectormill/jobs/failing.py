@@ -1,5 +1,6 @@
 """Fail jobs whose model no live worker has been able to load for a long time."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 from uuid import UUID
@@ -10,7 +11,7 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.chunk import read_known
 from vectormill.jobs.chunks import claim_chunk
 from vectormill.jobs.completion import fail_chunk
-from vectormill.jobs.item import MODEL_NOT_LOADED, ItemFailure
+from vectormill.jobs.item import MODEL_NOT_LOADED, Item, ItemFailure
 from vectormill.jobs.job import DISPATCHED_JOB_STATES
 from vectormill.jobs.waiting import LIST_SERVING_WORKERS, ServingWorker, explain_load_failure
 from vectormill.workers.workers import ALIVE_SECONDS
@@ -65,8 +66,10 @@ def fail_waiting_chunks(connection: Connection, job_id: UUID, reason: str, limit
     num_failed = 0
     for row in connection.execute(LIST_WAITING_CHUNKS, {"job_id": job_id, "limit": limit}).all():
         claimed = claim_chunk(connection, row.id, "the pruner", row.model, CLAIM_SECONDS)
-        if claimed is not None and claimed.payload is not None:
-            items = replace(read_known(claimed.payload), places=claimed.places)
+        if claimed is not None:
+            items: Sequence[Item] = [Item("", b"")] * claimed.claim.num_items
+            if claimed.payload is not None:
+                items = replace(read_known(claimed.payload), places=claimed.places)
             fail_chunk(connection, claimed.claim, items, ItemFailure(MODEL_NOT_LOADED, reason))
             num_failed += 1
     return num_failed

@@ -46,9 +46,13 @@ def list_computed_chunks(
     return row.last, row.found
 
 
+# The scheduler waits for nobody's lock here: what somebody holds is looked at again.
 LOCK_CHUNK = text(f"""
-    SELECT id, job_id, state, first_item, num_items, only_items FROM vectormill.chunks
-     WHERE id = :chunk_id AND {_IS_OF_PERIOD} FOR NO KEY UPDATE
+    SELECT chunk.id, job_id, chunk.state, first_item, chunk.num_items, only_items,
+           job.state = 'deleting' AS is_deleted
+      FROM (SELECT * FROM vectormill.chunks WHERE id = :chunk_id AND {_IS_OF_PERIOD}) AS chunk
+      JOIN vectormill.jobs AS job ON job.id = chunk.job_id
+       FOR NO KEY UPDATE OF chunk, job SKIP LOCKED
 """)
 
 # This reads the texts, without which the chunk cannot be encoded again, and whether something was already made of the
@@ -84,12 +88,12 @@ def mend_chunk(connection: Connection, chunk_id: int, period: int, reason: str) 
     Items that failed stay as they are, and so do those whose text was deleted since. The rows keep the place that
     their job has in the order of writers, so newer ones are not touched. Return False if the chunk cannot be encoded
     again; it then stays with the failed period, and is marked as suspect. Return None if it has been split or put back
-    meanwhile.
+    meanwhile, or if somebody holds it or its job.
     """
     chunk = connection.execute(LOCK_CHUNK, {"chunk_id": chunk_id, "period": period}).one_or_none()
     if chunk is None:
         return None
-    if _reopen_chunk(connection, chunk, reason):
+    if chunk.is_deleted or _reopen_chunk(connection, chunk, reason):
         return True
     connection.execute(MARK_SUSPECT, {"chunk_id": chunk_id})
     return False

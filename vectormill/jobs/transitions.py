@@ -249,7 +249,8 @@ CLAIM_CHUNK: Final = _change(
            AND CASE WHEN chunk.{IS_LEASED} THEN lease_until < now()
                     ELSE chunk.state IN {UNCLAIMED_CHUNK_STATES} AND available_at <= now() END""",
     """SELECT claimed.id, claimed.fence, claimed.attempt, claimed.lost, claimed.lapsed, claimed.num_items,
-           claimed.first_item, claimed.only_items, claimed.dispatch_seq, claimed.estimated_tokens AS num_tokens,
+           claimed.first_item, claimed.only_items, claimed.is_faulty, claimed.dispatch_seq,
+           claimed.estimated_tokens AS num_tokens,
            CASE left_state WHEN 'queued' THEN extract(epoch FROM now() - queued_at)::float8 END AS dispatch_seconds,
            job.id AS job_id, coalesce(job.place, job.seq) AS job_seq, job.priority, job.spec, job.generation_id,
            job.traceparent, payload.items, payload.places,
@@ -412,10 +413,11 @@ QUEUE_JOB: Final = text("""
     RETURNING id
 """)
 
-# Chunks with failed items are always copied, since a client may retry the twin once its generation is live.
+# A faulty chunk was done before. Chunks with failed items are always copied, since a client may retry the twin once its
+# generation is live.
 _IS_COPIED: Final = """
     chunks.state <> 'split'
-    AND (CAST(:with_done AS boolean) OR chunks.state <> 'done'
+    AND (CAST(:with_done AS boolean) OR chunks.state <> 'done' AND chunks.is_faulty IS NOT TRUE
          OR EXISTS (SELECT 1 FROM vectormill.item_errors AS failed
                      WHERE failed.job_id = :job_id AND failed.chunk_id = chunks.id))
 """
@@ -499,7 +501,8 @@ _COUNT: Final = """
                WHEN jobs.pace IS NULL THEN {mark} || {mark}
                WHEN {seconds} - jobs.pace[3] >= {pace_seconds} THEN jobs.pace[3:4] || {mark}
                ELSE jobs.pace END,
-           updated_at = CASE WHEN num_open_chunks = sums.num_chunks OR sums.num_done <> 0 OR sums.num_chunks < 0
+           updated_at = CASE WHEN sums.num_chunks <> 0 AND num_open_chunks = sums.num_chunks OR sums.num_done <> 0
+                               OR sums.num_chunks < 0
                              THEN now() ELSE updated_at END,
            finished_at = CASE WHEN num_open_chunks > sums.num_chunks THEN NULL
                               WHEN state IN {received} THEN now() ELSE finished_at END,

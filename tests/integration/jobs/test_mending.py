@@ -11,6 +11,7 @@ from sqlalchemy import Engine, text
 
 from scheduler.mender import Mender
 from tests.api_server import api_client
+from tests.building import build
 from tests.database import ask, execute, load_payload
 from tests.obedient_engine import ObedientEngine, encoding_chunks, run_to_end
 from tests.protocol import (
@@ -28,6 +29,7 @@ from vectormill.db.plans import walk_plan
 from vectormill.jobs.certificates import write_certificate_lines
 from vectormill.jobs.chunks import split_chunk
 from vectormill.jobs.completion import cancel_chunk, fail_chunk
+from vectormill.jobs.deletion import discard_job
 from vectormill.jobs.export import read_results
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
 from vectormill.jobs.job import Job
@@ -205,6 +207,10 @@ def test_a_chunk_that_is_split_keeps_its_periods(engine: Engine, periods: list[i
     ask(engine, retry_job, job.id)
     ask(engine, split_chunk, claim_next_chunk(engine), "lost twice")
     fail_and_mend(engine, periods[1])
+    wanted = [
+        chunk.only_items for chunk in execute(engine, FIND_CHUNKS, job_id=job.id) if chunk.state == "pending"
+    ]
+    assert wanted == [[0, 1], [0, 1]]
     ended = encode(engine, job, [periods[2]] * 2)
     assert (ended.state, ended.num_done, ended.num_chunks) == ("completed", 4, 3)
     certified = [json.loads(line) for line in write_certificate_lines(engine, job.id)]
@@ -261,6 +267,39 @@ def test_a_chunk_that_a_worker_gives_up_leaves_no_faulty_row(engine: Engine, per
         ended, _ = run_to_end(engine, encoder, job)
     assert (ended.num_done, ended.num_failed) == (0, 1)
     assert execute(engine, "SELECT count(*) FROM docs").scalar_one() == 0
+
+
+@pytest.mark.parametrize("held", ["jobs", "chunks"])
+def test_the_mender_waits_for_nobody_and_looks_again(engine: Engine, periods: list[int], held: str) -> None:
+    job = encode(engine, submit(engine, make_items(4)), [periods[1]])
+    mender = Mender(engine)
+    with engine.begin() as holding:
+        holding.execute(text("SET LOCAL statement_timeout = '30s'"))
+        holding.execute(text(f"SELECT FROM vectormill.{held} FOR NO KEY UPDATE"))
+        ask(engine, fail_period, periods[1], REASON)
+        mender.mend()
+        assert ask(engine, find_job, job.id).state == "completed"
+    mender.mend()
+    assert ask(engine, find_job, job.id).state == "queued"
+
+
+def test_a_job_that_is_being_deleted_is_not_mended(engine: Engine, periods: list[int]) -> None:
+    job = encode(engine, submit(engine, make_items(4)), [periods[1]])
+    ask(engine, discard_job, job.id)
+    fail_and_mend(engine, periods[1])
+    assert execute(engine, FIND_CHUNKS, job_id=job.id).one().state == "done"
+    assert execute(engine, "SELECT count(repaired_at) FROM vectormill.proofs").scalar_one() == 1
+
+
+def test_a_build_takes_no_faulty_chunk_for_one_that_was_never_done(
+    engine: Engine, periods: list[int]
+) -> None:
+    encode(engine, submit(engine, [Item("k", b"old")], collection="docs"), [periods[1]])
+    encode(engine, submit(engine, [Item("k", b"new")], collection="docs"), [periods[0]])
+    fail_and_mend(engine, periods[1])
+    building = build(engine)
+    twins = execute(engine, "SELECT count(*) FROM vectormill.jobs WHERE generation_id = :id", id=building.id)
+    assert twins.scalar_one() == 0
 
 
 def test_a_chunk_without_any_vector_is_not_suspect(engine: Engine, periods: list[int]) -> None:
