@@ -52,6 +52,7 @@ from vectormill.objects.output import CLOSING, OUTPUT, HeldOutput, claim_output
 from vectormill.objects.parts import STAGED
 from vectormill.objects.store import list_folder, write_object
 from vectormill.objects.submission import add_objects, read_input
+from vectormill.runs.differences import drop_left_stages
 from vectormill.runs.runs import COUNT_NAMES, RUNS, cancel_run, claim_run, find_run
 from vectormill.settings import Settings
 from vectormill.webhooks.deliveries import DELIVERIES, claim_deliveries, fail_pending, post_test
@@ -271,7 +272,10 @@ class Runs:
             )
             carry_out(*claimed, tools, check)
 
-    finish = finish_all
+    def finish(self, engine: Engine) -> None:
+        """Carry out whatever can be claimed, and drop what is left of ended runs, as an indexer does every so often."""
+        finish_all(self, engine)
+        drop_left_stages(engine)
 
     def cancel(self, connection: Connection) -> None:
         run_id = connection.execute(text("SELECT id FROM vectormill.runs")).scalar_one()
