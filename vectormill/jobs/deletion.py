@@ -85,10 +85,10 @@ DISCARD_STALE_UPLOADS = text("""
     RETURNING id
 """)
 
-# Whether something is yet to be made of an ended job, for which it is kept: the parts and the manifest of its output,
-# however often writing them has failed; its twin; what a run does once its job has ended; the file of answers of a
-# batch, for as long as the file is kept; the removal of former rows whose new text failed in a followed table; and the
-# repair of what an unproven worker has committed. A cancelled job owes no output and no twin.
+# This condition holds for an ended job that is kept because something is yet to be made of it: the parts and the
+# manifest of its output, however often writing them has failed; its twin; what a run does once its job has ended; the
+# file of answers of a batch, for as long as the file is kept; the removal of former rows whose new text failed in a
+# followed table; and the repair of what an unproven worker has committed. A cancelled job owes no output and no twin.
 IS_OWED: Final = f"""(
     jobs.state <> 'cancelled' AND EXISTS (SELECT 1 FROM vectormill.job_outputs AS output
                                            WHERE output.id = jobs.id AND output.state IN {DUE_OUTPUT_STATES})

@@ -18,8 +18,8 @@ from vectormill.objects.reference import is_reference
 # The states of jobs whose chunks can be encoded again. A job that was cancelled stays as it is.
 MENDED_JOB_STATES: Final = (QUEUED, RUNNING, PAUSED, COMPLETED, COMPLETED_WITH_ERRORS, FAILED)
 
-# Whether the period has computed one of the vectors of a chunk, whose halves have them if it was split, and they are
-# not about to be replaced already.
+# This condition holds if the period has computed one of the vectors of a chunk, and they are not about to be replaced
+# already. If the chunk was split, its halves have the vectors.
 _IS_OF_PERIOD: Final = f"""(proof_id = :period OR :period = ANY(earlier_proofs)) AND state <> 'split'
            AND NOT (state IN {OPEN_CHUNK_STATES} AND is_faulty IS TRUE)"""
 

@@ -1,4 +1,4 @@
-"""What becomes of a chunk: each change of its state, in one table, and the counters of its job that move with it.
+"""One table has each change of the state of a chunk; the counters of its job move in the statements made from it.
 
 Only this module writes states of chunks and counters of jobs. A statement that changes chunks notes in the same
 transaction, from the rows that it changed, by how much the counters of their job differ (`job_increments`), so that a
@@ -42,11 +42,11 @@ _KEEP_PERIOD: Final = (
     "proof_id = NULL, earlier_proofs = CASE WHEN chunk.proof_id IS NULL THEN chunk.earlier_proofs "
     "ELSE array_append(chunk.earlier_proofs, chunk.proof_id) END"
 )
-# Whoever ends a chunk whose vectors are known to be faulty has replaced or removed all of them, unless its job was
-# cancelled.
+# A commit or a failure of a faulty chunk has replaced or removed all of its vectors; a cancellation leaves them.
 _REPLACED: Final = "earlier_proofs = CASE WHEN is_faulty THEN NULL ELSE earlier_proofs END, is_faulty = NULL"
 _DOUBTED: Final = "is_suspect = is_suspect OR is_faulty"
-# What an open chunk still wants, together with what is asked of it; NULL means all of its items.
+# The items to be encoded: those that a retry or a mend asks for, and in an open chunk also those that wait. NULL means
+# all items.
 _WANT_MORE: Final = f"""only_items = CASE
            WHEN found.state IN {OPEN_CHUNK_STATES} AND chunk.only_items IS NULL THEN NULL
            ELSE (SELECT array_agg(DISTINCT item ORDER BY item)
@@ -56,10 +56,10 @@ _WANT_MORE: Final = f"""only_items = CASE
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What becomes of a chunk when something happens to it.
+    """A change of a chunk's state when `event` happens: from one of the states `leaves` to `enters`.
 
-    It leaves one of the states `leaves` for `enters`, and `columns` change with it. `is_retried` is the SQL condition
-    on which it counts among the retried chunks of its job.
+    `columns` are the other assignments of its UPDATE, which may read the columns of `found` (see `_change`).
+    `is_retried` is the SQL condition on which the chunk counts among the retried chunks of its job.
     """
 
     event: str
@@ -353,7 +353,7 @@ RETRY_FAILED_ITEMS: Final = _change(
     beside={"items": "failed.items"},
     noted={"num_failed": "-sum(cardinality(items))"},
 )
-# Of the wanted items, those that an open chunk wants anyway are not counted as done.
+# `num_done` is the number of these items that were counted as done until now.
 REOPEN_CHUNK: Final = _change(
     MEND,
     f"FROM vectormill.chunks AS chunk WHERE id = :chunk_id AND {MEND.is_due}",

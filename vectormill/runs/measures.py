@@ -51,7 +51,7 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What reading all results of a generation found: the columns of the statement for the collection's kind.
+    """The findings of a scan of all results of a generation, in the columns of the statement for the collection's kind.
 
     `broken_keys` are examples of vectors that are NaN, infinite or zero, or of invalid scores or records, which the
     norms and the range of scores leave out. If the model normalizes, `num_odd_norms` vectors have a norm that is off 1

@@ -20,7 +20,7 @@ EVER = -1.0  # seconds of retention after which everything is past it
 
 
 class Debt(NamedTuple):
-    """What is made of an ended job: a statement after which it is owed, and one after which it is not."""
+    """A debt of an ended job: a statement after which something is owed to the job, and one that settles it."""
 
     what: str
     owe: str

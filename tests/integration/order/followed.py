@@ -107,16 +107,18 @@ class Followed(RuleBasedStateMachine):
         self.has_failed_period = False
         self.at_work: tuple[UUID, SteppedRun] | None = None
 
+    # The machine that derives from this class has the rules, and with them these three steps, which `settle` repeats.
+
     def step(self) -> bool:
-        """One step of a run; False when there is nothing to do."""
+        """Take one step of a run. Return False if there is nothing to do."""
         raise NotImplementedError
 
     def end_faults(self) -> None:
-        """All that was computed is proven, or put back to be computed again."""
+        """Prove all that was computed, or put it back to be computed again."""
         raise NotImplementedError
 
     def commit_all(self) -> bool:
-        """What workers have to do; whether there was anything."""
+        """Claim and commit all chunks that wait. Return whether there were any."""
         raise NotImplementedError
 
     def look(self) -> Before:

@@ -142,7 +142,7 @@ class Collection(Followed):
     @precondition(lambda self: self.has_failed_period)
     @rule(num_pages=st.integers(1, 9))
     def mend(self, num_pages: int) -> None:
-        """What a failed period had committed is put back, as far as these pages go."""
+        """The mender reads so many pages of chunks, and puts those back that a failed period has computed."""
         self.has_failed_period = mend_pages(self.engine, self.mender, num_pages)
 
     def end_faults(self) -> None:

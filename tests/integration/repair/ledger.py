@@ -14,7 +14,7 @@ from vectormill.jobs.item import Item
 
 
 class Outcome(Enum):
-    """What became of an item of an ended job. One of a cancelled job may have its vector or not."""
+    """The fate of an item of an ended job: an item of a cancelled job may have its vector or not."""
 
     DONE = "done"
     FAILED = "failed"

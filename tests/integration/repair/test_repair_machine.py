@@ -249,7 +249,7 @@ class RepairMachine(RuleBasedStateMachine):
         self.wish(resume_job, choice)
 
     def wish(self, act: Any, choice: int) -> None:
-        """What a client wants of one of its last jobs."""
+        """A client pauses, resumes, cancels or retries one of its last jobs, if the state of the job allows it."""
         with suppress(WrongJobState):
             ask(self.engine, act, self.choose(self.list_jobs()[-3:], choice).job_id)
 
