@@ -76,6 +76,7 @@ class Replica:
 
     `max_batch_tokens` is the limit for one forward pass of the replica, over all its micro-batches.
     `relative_rate` is its predicted rate relative to one device with memory for a full batch.
+    `longest_text_tokens` is the longest text that its plan has room for, or 0 if nothing limits it.
     """
 
     strategy: str
@@ -83,6 +84,7 @@ class Replica:
     micro_batches: int
     max_batch_tokens: int
     relative_rate: float
+    longest_text_tokens: int = 0
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -210,6 +212,7 @@ def replica_json(replica: Replica) -> dict[str, Any]:
         "micro_batches": replica.micro_batches,
         "max_batch_tokens": replica.max_batch_tokens,
         "relative_rate": round(replica.relative_rate, 4),
+        "longest_text_tokens": replica.longest_text_tokens,
         "stages": [
             {
                 "first_layer": stage.first_layer,

@@ -78,7 +78,10 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
     return Placement(
         strategy=chosen.strategy,
         precision=settings.precision,
-        replicas=tuple(replace(each, relative_rate=each.relative_rate / unit) for each in chosen.replicas),
+        replicas=tuple(
+            replace(each, relative_rate=each.relative_rate / unit, longest_text_tokens=longest)
+            for each in chosen.replicas
+        ),
         idle=explain_idle(chosen, drafts, rooms),
         reasons=explain_plan(chosen, builder, asked),
         rejected=explain_rejections(chosen, drafts, unit),

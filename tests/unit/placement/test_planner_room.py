@@ -42,7 +42,7 @@ def test_a_plan_that_has_no_room_for_a_full_batch_is_made_and_rated_by_what_it_h
     (replica,) = placement.replicas
     assert 256 <= replica.max_batch_tokens < 4096
     assert replica.relative_rate < 0.8
-    assert placement.longest_text_tokens == 256
+    assert placement.longest_text_tokens == replica.longest_text_tokens == 256
 
 
 def find_activation_bytes(placement: Placement) -> list[int]:
