@@ -17,13 +17,13 @@ from vectormill.models.registry import Registry, open_registry
 from vectormill.processes.stopping import StopSignals
 from vectormill.processes.supervisor import ChildSpec, Supervisor
 from vectormill.settings import Settings, process_environment
+from worker.devices.control_groups import count_oom_kills
 from worker.devices.detect import detect_inventory
 from worker.devices.device import thread_environment
 from worker.identity import EndedWorker
 from worker.placement.placement import Assignment, draw_placement, part_json, write_assignment
 from worker.placement.together import Planned
 from worker.plan import plan_machine
-from worker.runner.memory import count_kernel_kills
 from worker.settings import load_worker_settings
 
 logger = logging.getLogger(__name__)
@@ -114,11 +114,11 @@ def make_process_spec(replica: ChildSpec, ended: tuple[EndedWorker, ...] = ()) -
     Only the launcher sees how its processes end.
     """
     incarnation = uuid4()
-    num_kills = count_kernel_kills()
+    num_kills = count_oom_kills()
     told = tuple(f"--ended={worker}" for worker in ended)
 
     def succeed(status: int) -> ChildSpec:
-        by_kernel = status == -signal.SIGKILL and (count_kernel_kills() or 0) > (num_kills or 0)
+        by_kernel = status == -signal.SIGKILL and (count_oom_kills() or 0) > (num_kills or 0)
         return make_process_spec(replica, (*ended, EndedWorker(incarnation, status, by_kernel))[-MAX_ENDED:])
 
     return replace(replica, argv=(*replica.argv, f"--incarnation={incarnation}", *told), succeed=succeed)

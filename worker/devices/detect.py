@@ -11,6 +11,7 @@ from typing import Final
 
 import psutil
 
+from worker.devices.control_groups import OWN, ROOT, list_memory_limits, read_cpu_quota
 from worker.devices.device import CPU, CUDA, MEMORY, MPS, PCIE, VISIBLE_DEVICES, Device, Inventory, Links
 from worker.devices.kfd import (
     TOPOLOGY,
@@ -21,8 +22,6 @@ from worker.devices.kfd import (
 )
 from worker.devices.nvml import Nvml, list_gpus, open_nvml, read_links, read_use, select_visible
 
-CGROUP: Final = Path("/sys/fs/cgroup")
-CGROUP_CPU_LIMIT: Final = CGROUP / "cpu.max"
 CPU_TOPOLOGY: Final = Path("/sys/devices/system/cpu")
 
 USED_STEP_BYTES: Final = 256 << 20
@@ -100,24 +99,13 @@ def detect_links(gpus: Sequence[Device], nvml: Nvml | None = None) -> Links:
     return Links(PCIE, {frozenset(names[uuid] for uuid in pair): kind for pair, kind in kinds.items()})
 
 
-def detect_memory() -> Memory:
-    """Return the main memory, capped by the container's limit, beyond which processes are killed."""
-    machine = psutil.virtual_memory()
-    limit = _read_number(CGROUP / "memory.max")
-    used = _read_number(CGROUP / "memory.current")
-    if limit is None or used is None or limit >= machine.total:
-        return Memory(total_bytes=machine.total, available_bytes=machine.available)
-    # Cached pages of files, which the kernel drops when memory is needed.
-    cached = next(
-        (
-            int(line.split()[1])
-            for line in (CGROUP / "memory.stat").read_text().splitlines()
-            if line.startswith("inactive_file ")
-        ),
-        0,
+def detect_memory(root: Path = ROOT, own: Path = OWN) -> Memory:
+    """Return the main memory, capped by the limits of the control groups, beyond which processes are killed."""
+    machine, limits = psutil.virtual_memory(), list_memory_limits(root, own)
+    return Memory(
+        total_bytes=min([machine.total, *(limit for limit, _ in limits)]),
+        available_bytes=max(0, min([machine.available, *(limit - used for limit, used in limits)])),
     )
-    available = max(0, min(machine.available, limit - used + cached))
-    return Memory(total_bytes=limit, available_bytes=available)
 
 
 def _read_number(path: Path) -> int | None:
@@ -139,7 +127,7 @@ def detect_physical_cores() -> tuple[tuple[int, ...], ...]:
     for core in allowed:
         siblings = CPU_TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list"
         groups.setdefault(siblings.read_text().strip() if siblings.is_file() else str(core), []).append(core)
-    limit = _read_cpu_quota()
+    limit = read_cpu_quota()
     # Cores of one NUMA node come together, so that a share of them is near its memory; some machines
     # interleave the numbers.
     ordered = sorted(
@@ -157,14 +145,6 @@ def _find_node(core: int) -> int:
     """Return a logical processor's NUMA node, from a link in its folder; 0 if the kernel reports none."""
     nodes = sorted((CPU_TOPOLOGY / f"cpu{core}").glob("node[0-9]*"))
     return int(nodes[0].name.removeprefix("node")) if nodes else 0
-
-
-def _read_cpu_quota() -> float | None:
-    """Return the control group's CPU quota in cores; None without a limit."""
-    if not CGROUP_CPU_LIMIT.is_file():
-        return None
-    quota, period = CGROUP_CPU_LIMIT.read_text().split()
-    return None if quota == "max" else int(quota) / int(period)
 
 
 def detect_processor() -> tuple[frozenset[str], str]:

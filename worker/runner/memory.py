@@ -1,12 +1,12 @@
-"""The memory that a runner's process and its device use, and the kernel's count of kills for lack of memory.
+"""The memory that a runner's process and its device use.
 
-MemoryGauge reads the memory in the runner's process, between batches.
+MemoryGauge reads it in the runner's process, between batches.
 """
 
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,9 +21,6 @@ from worker.devices.device import CUDA, Device
 PAUSE_SECONDS: Final = 0.25
 SMALLEST_HOLES_SHARE: Final = 0.02
 STATUS: Final = Path("/proc/self/status")
-CONTROL_GROUPS: Final = Path("/sys/fs/cgroup")
-OWN_GROUPS: Final = Path("/proc/self/cgroup")
-WHOLE_MACHINE: Final = Path("/proc/vmstat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,42 +122,3 @@ def count_hole_bytes(segments: Sequence[Mapping[str, Any]]) -> int:
         for segment in segments
         if segment["allocated_size"] and not segment.get("is_expandable", False)
     )
-
-
-def count_kernel_kills(
-    groups: Path = CONTROL_GROUPS, own_groups: Path = OWN_GROUPS, whole_machine: Path = WHOLE_MACHINE
-) -> int | None:
-    """Return how often the kernel has killed for lack of memory, in this control group or on the machine.
-
-    None if no counter can be read. The kernel increments its counter before it sends the signal. Source:
-    Documentation/admin-guide/cgroup-v2.rst (memory.events, oom_kill: by any kind of OOM killer) and
-    cgroup-v1/memory.rst (memory.oom_control).
-    """
-    for path in [*_list_counters(groups, own_groups), whole_machine]:
-        try:
-            for line in path.read_text().splitlines():
-                name, _, number = line.partition(" ")
-                if name == "oom_kill":
-                    return int(number)
-        except (OSError, ValueError):
-            continue
-    return None
-
-
-def _list_counters(groups: Path, own_groups: Path) -> Iterator[Path]:
-    """Yield the paths of the counters of cgroup versions 2 and 1.
-
-    Each is given with the group's path and without it, because containers see their own group as the root.
-    """
-    try:
-        lines = own_groups.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if not controllers:
-            yield groups / group.lstrip("/") / "memory.events"
-            yield groups / "memory.events"
-        elif "memory" in controllers.split(","):
-            yield groups / "memory" / group.lstrip("/") / "memory.oom_control"
-            yield groups / "memory" / "memory.oom_control"

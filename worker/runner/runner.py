@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from vectormill.processes.lifetimes import in_lasting_thread
 from vectormill.processes.logs import chosen_format
+from worker.devices.control_groups import count_oom_kills
 from worker.runner.channel import NUM_BLOCKS, Channel, make_memory
-from worker.runner.memory import count_kernel_kills
 from worker.runner.messages import Encode, Encoded, EncodeFailed, Load
 from worker.runner.stacks import StackFile
 
@@ -87,7 +87,7 @@ class Runner:
         ours, theirs = socket.socketpair()
         self._device = load.order.device.name
         self._stack_file = StackFile()
-        self._num_kills = count_kernel_kills()
+        self._num_kills = count_oom_kills()
         bound_waits(ours)
         memory = make_memory()
         self._channel = Channel(Connection(ours.detach()), memory, is_worker=True)
@@ -201,7 +201,7 @@ class Runner:
     def _find_loss(self) -> RunnerLost:
         reason = self._describe_end()
         status = self._process.returncode
-        num_kills = count_kernel_kills()
+        num_kills = count_oom_kills()
         if status == -signal.SIGKILL and num_kills is not None and num_kills > (self._num_kills or 0):
             return RunnerLost(f"{reason}, by the kernel for lack of memory", is_exhausted=True)
         return RunnerLost(reason, is_foreign=status is not None and -status in FOREIGN_SIGNALS)

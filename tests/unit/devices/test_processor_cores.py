@@ -19,7 +19,7 @@ def test_cores_of_one_processor_stay_together_where_numbers_go_to_and_fro(
         (folder / "thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}\n")
         (folder / "physical_package_id").write_text(f"{core % 2}\n")
     monkeypatch.setattr(detect, "CPU_TOPOLOGY", tmp_path)
-    monkeypatch.setattr(detect, "CGROUP_CPU_LIMIT", tmp_path / "none")
+    monkeypatch.setattr(detect, "read_cpu_quota", lambda: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     groups = detect.detect_physical_cores()
     assert groups == ((0, 4), (2, 6), (1, 5), (3, 7))
@@ -35,7 +35,7 @@ def test_the_numa_nodes_of_a_processor_are_devices(tmp_path: Path, monkeypatch: 
         (folder / "topology" / "physical_package_id").write_text(f"{core % 2}\n")
         (folder / f"node{core % 4}").mkdir()
     monkeypatch.setattr(detect, "CPU_TOPOLOGY", tmp_path)
-    monkeypatch.setattr(detect, "CGROUP_CPU_LIMIT", tmp_path / "none")
+    monkeypatch.setattr(detect, "read_cpu_quota", lambda: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     devices = parse_devices(CPU, detect.detect_inventory({}))
     assert [device.cores for device in devices] == [(0, 4), (2, 6), (1, 5), (3, 7)]

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import weakref
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from worker.batching.batch import Batch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.encoder.encoder import Choice, DirectEncoder, Encoder, EncoderReport, ForwardPass
-from worker.runner.memory import PAUSE_SECONDS, MemoryGauge, count_hole_bytes, count_kernel_kills
+from worker.runner.memory import PAUSE_SECONDS, MemoryGauge, count_hole_bytes
 from worker.runner.messages import Encode, Encoded, EncodeFailed
 from worker.runner.runner_process import BatchRun, DeviceShares
 
@@ -168,36 +167,3 @@ def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     assert 10 << 20 < int(done.stdout) < held.nbytes
-
-
-@pytest.mark.parametrize(
-    ("own_group", "counter", "content", "expected"),
-    [
-        ("0::/user.slice/app", "user.slice/app/memory.events", "low 0\nmax 7\noom 3\noom_kill 2\n", 2),
-        (
-            "0::/",
-            "memory.events",
-            "oom_kill 4\noom_group_kill 0\n",
-            4,
-        ),  # a container sees its own group as the root
-        ("0::/gone", "memory.events", "oom_kill 5\n", 5),
-        ("4:memory:/app\n0::/", "memory/app/memory.oom_control", "under_oom 0\noom_kill 1\n", 1),
-        ("4:memory:/app\n0::/", "memory/memory.oom_control", "oom_kill_disable 0\noom_kill 6\n", 6),
-    ],
-)
-def test_the_kills_of_the_own_control_group_are_counted(
-    tmp_path: Path, own_group: str, counter: str, content: str, expected: int
-) -> None:
-    groups, own = tmp_path / "groups", tmp_path / "own"
-    own.write_text(own_group + "\n")
-    (groups / counter).parent.mkdir(parents=True)
-    (groups / counter).write_text(content)
-    machine = tmp_path / "vmstat"
-    machine.write_text("nr_free_pages 1\noom_kill 99\n")
-    assert count_kernel_kills(groups, own, machine) == expected
-
-
-def test_without_a_control_group_those_of_the_machine_are(tmp_path: Path) -> None:
-    machine = tmp_path / "vmstat"
-    machine.write_text("nr_free_pages 1\noom_kill 3\n")
-    assert count_kernel_kills(tmp_path, tmp_path / "missing", machine) == 3

@@ -104,7 +104,7 @@ def test_a_process_that_the_kernel_killed_for_want_of_memory_is_evidence(
 ) -> None:
     """Or a text that takes all memory outside of the model's process would be tried for ever."""
     kills = iter([4, 5, 5, 5, 5])
-    monkeypatch.setattr(launcher, "count_kernel_kills", lambda: next(kills))
+    monkeypatch.setattr(launcher, "count_oom_kills", lambda: next(kills))
     second = next_of(make_process_spec(REPLICA), -signal.SIGKILL)
     third = next_of(second, -signal.SIGKILL)
     by_kernel, by_somebody = read_ended(third)
