@@ -52,8 +52,12 @@ class Memory:
     available_bytes: int
 
     @property
+    def used_bytes(self) -> int:
+        return self.total_bytes - self.available_bytes
+
+    @property
     def used_share(self) -> float:
-        return 1 - self.available_bytes / self.total_bytes
+        return self.used_bytes / self.total_bytes
 
 
 def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
@@ -177,6 +181,7 @@ def detect_cuda_devices(visible: str | None, num_threads: int, nvml: Nvml | None
     except nvml.NVMLError as error:
         logger.warning("Cannot list the NVIDIA GPUs, so none is used: %s.", error)
         return []
+    host = detect_memory()
     return [
         Device(
             name=f"cuda:{index}",
@@ -184,13 +189,16 @@ def detect_cuda_devices(visible: str | None, num_threads: int, nvml: Nvml | None
             index=index,
             cores=(),  # the feeding process is light; pinning it would only hinder its neighbours
             num_threads=max(1, min(4, num_threads)),
-            memory_bytes=gpu.memory_bytes,
+            memory_bytes=gpu.memory_bytes or host.total_bytes,
             features=frozenset({"sm_{}{}".format(*gpu.capability)}),
             description=gpu.name,
             num_tokenizer_threads=max(1, num_threads // len(gpus)),  # the GPUs share the cores evenly
             uuid=gpu.uuid,
-            free_bytes=round_free_bytes(gpu.memory_bytes, gpu.free_bytes),
+            free_bytes=host.available_bytes
+            if gpu.memory_bytes is None or gpu.free_bytes is None
+            else round_free_bytes(gpu.memory_bytes, gpu.free_bytes),
             card=gpu.card,
+            shares_host_memory=gpu.memory_bytes is None,
         )
         for index, gpu in enumerate(gpus)
     ]
@@ -249,6 +257,7 @@ def detect_mps_devices(cores: tuple[int, ...], num_threads: int) -> list[Device]
             frozenset(),
             platform.processor() or CPU,
             free_bytes=memory.available_bytes,
+            shares_host_memory=True,
         )
     ]
 
@@ -279,8 +288,11 @@ class DeviceSampler:
     def sample(self) -> DeviceUse:
         if self._nvml is not None:
             use = read_use(self._nvml, self._device.uuid)
-            if use is not None:
+            if use is not None and use.memory_total_bytes is not None:
                 return DeviceUse(use.memory_used_bytes, use.memory_total_bytes, use.utilisation)
+            if use is not None:
+                host = detect_memory()
+                return DeviceUse(host.used_bytes, host.total_bytes, use.utilisation)
         elif self._device.kind != CUDA:
             return self._sample_process()
         return DeviceUse(None, self._device.memory_bytes, None)

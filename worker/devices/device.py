@@ -76,6 +76,8 @@ class Device:
     uuid: str = ""  # identifies a GPU whichever are visible: the driver's UUID, or AMD's unique id
     free_bytes: int | None = None
     card: str = ""  # for a part of a GPU (MIG): the whole GPU's UUID, shared by its parts
+    num_parts: int = 1  # of how many workers that share one GPU this device is one
+    shares_host_memory: bool = False  # memory_bytes and free_bytes are then those of the host
 
     @property
     def has_bf16(self) -> bool:
@@ -188,6 +190,7 @@ def _divide_gpu(device: Device, count: int) -> list[Device]:
             num_tokenizer_threads=device.num_tokenizer_threads
             and max(1, device.num_tokenizer_threads // count),
             card=device.card or device.uuid or device.name,
+            num_parts=count,
             reason=f"one of {count} workers that share {device.name}",
         )
         for number in range(count)

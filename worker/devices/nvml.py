@@ -19,6 +19,7 @@ class Nvml(Protocol):
     """The part of pynvml that is used. Handles are opaque; every function may raise NVMLError."""
 
     NVMLError: type[Exception]
+    NVMLError_NotSupported: type[Exception]
 
     def nvmlDeviceGetCount(self) -> int: ...
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...
@@ -44,13 +45,16 @@ TOPOLOGY_SYSTEM: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU, or one part of a partitioned GPU (MIG). `index` is the GPU's place on the bus."""
+    """A GPU, or one part of a partitioned GPU (MIG). `index` is the GPU's place on the bus.
+
+    Its memory is None if it has none of its own but shares the host's, as GB10 and Jetson do.
+    """
 
     index: int
     uuid: str
     name: str
-    memory_bytes: int
-    free_bytes: int
+    memory_bytes: int | None
+    free_bytes: int | None
     capability: tuple[int, int]
     card: str = ""  # for a part: the UUID of the whole GPU
 
@@ -59,11 +63,12 @@ class Gpu:
 class GpuUse:
     """The use of a GPU at one moment: memory of all programs, and its utilisation in the last second, 0 to 1.
 
-    None means that the driver does not say: mostly the utilisation of a part of a GPU.
+    None means that the driver does not say: mostly the utilisation of a part of a GPU, or the memory of a GPU that has
+    none of its own.
     """
 
-    memory_used_bytes: int
-    memory_total_bytes: int
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
     utilisation: float | None
 
 
@@ -103,9 +108,18 @@ def _describe(nvml: Nvml, index: int, whole: Any) -> Iterator[Gpu]:
     is_cut = _is_cut(nvml, whole)
     card = nvml.nvmlDeviceGetUUID(whole) if is_cut else ""
     for handle in _find_parts(nvml, whole) if is_cut else [whole]:
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        total, free, _ = _read_memory(nvml, handle)
         name = nvml.nvmlDeviceGetName(handle)
-        yield Gpu(index, nvml.nvmlDeviceGetUUID(handle), name, memory.total, memory.free, capability, card)
+        yield Gpu(index, nvml.nvmlDeviceGetUUID(handle), name, total, free, capability, card)
+
+
+def _read_memory(nvml: Nvml, handle: Any) -> tuple[int | None, int | None, int | None]:
+    """Return the total, free and used bytes; None for a GPU that shares the host's memory."""
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    except nvml.NVMLError_NotSupported:
+        return None, None, None
+    return memory.total, memory.free, memory.used
 
 
 def _is_cut(nvml: Nvml, handle: Any) -> bool:
@@ -158,14 +172,14 @@ def read_use(nvml: Nvml, uuid: str) -> GpuUse | None:
     """Return the use of a GPU; None if the driver cannot say, for example while the GPU is being reset."""
     try:
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        total, _, used = _read_memory(nvml, handle)
     except nvml.NVMLError:
         return None
     try:
         utilisation: float | None = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
     except nvml.NVMLError:
         utilisation = None
-    return GpuUse(memory.used, memory.total, utilisation)
+    return GpuUse(used, total, utilisation)
 
 
 def read_links(nvml: Nvml, uuids: Sequence[str]) -> dict[frozenset[str], str]:

@@ -15,6 +15,7 @@ import psutil
 
 from worker.devices.detect import detect_memory
 from worker.devices.device import CUDA, Device
+from worker.placement.room import OVERHEAD_BYTES
 
 # Reading the memory takes 0.1 ms on a CPU and up to 1 ms on CUDA, as long as a batch of a small model. So it
 # is not read for every batch.
@@ -58,7 +59,7 @@ class MemoryGauge:
     """Reads the memory of this process and of one device, at most four times a second."""
 
     def __init__(self, device: Device, clock: Callable[[], float] = time.monotonic) -> None:
-        self._is_cuda = device.kind == CUDA
+        self._device = device
         self._clock = clock
         self._process = psutil.Process()
         self._read_at = float("-inf")
@@ -70,7 +71,9 @@ class MemoryGauge:
             return None
         self._read_at = now
         process_bytes = self._process.memory_info().rss
-        device_bytes, used_share = _read_cuda() if self._is_cuda else (0, detect_memory().used_share)
+        device_bytes, used_share = (
+            _read_cuda(self._device) if self._device.kind == CUDA else (0, detect_memory().used_share)
+        )
         return MemoryReport(
             process_bytes=process_bytes,
             # The kernel updates the peak a little late.
@@ -92,18 +95,44 @@ def read_peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
 
 
-def _read_cuda() -> tuple[int, float]:
+def _room_bytes(device: Device) -> int:
+    """Return what the tensors of one of several workers may take of the GPU that they share."""
+    free_bytes = device.memory_bytes if device.free_bytes is None else device.free_bytes
+    return max(0, free_bytes - OVERHEAD_BYTES[CUDA])
+
+
+def cap_allocator(device: Device) -> None:
+    """Keep the process of one of several workers within its part of their GPU, with all that torch caches.
+
+    torch gives its cache back before it exceeds the cap, so no worker runs short because its neighbours cache memory.
+    """
+    if device.kind == CUDA and device.num_parts > 1:
+        import torch  # imported late: the process of a CPU may need no torch
+
+        torch.cuda.set_per_process_memory_fraction(
+            _room_bytes(device) / (device.num_parts * device.memory_bytes)
+        )
+
+
+def _read_cuda(device: Device) -> tuple[int, float]:
     """Return the peak bytes of this process's tensors, and the share of the device's memory in use by anyone.
 
     Memory that the allocator caches counts as free, because it is given back before memory runs out. Holes in
-    segments that are in use do not count as free.
+    segments that are in use do not count as free. If several workers share the GPU, the share is of this worker's
+    part: what the others take of theirs does not count, other programs do once they leave less than the part.
     """
     import torch  # the runner has already imported torch
 
     peak_bytes, allocated = int(torch.cuda.max_memory_allocated()), int(torch.cuda.memory_allocated())
     free_bytes, total_bytes = torch.cuda.mem_get_info()
+    if device.shares_host_memory:  # CUDA counts the kernel's cache of files as used
+        host = detect_memory()
+        free_bytes, total_bytes = host.available_bytes, host.total_bytes
     reserved = int(torch.cuda.memory_reserved())
     others_bytes = total_bytes - free_bytes - reserved
+    if device.num_parts > 1:
+        total_bytes = device.memory_bytes
+        others_bytes = max(total_bytes - free_bytes - reserved, total_bytes - _room_bytes(device))
     torch.cuda.reset_peak_memory_stats()
     # The snapshot lists all segments and takes milliseconds, so it is made only if holes could matter.
     has_holes = reserved - allocated > SMALLEST_HOLES_SHARE * total_bytes

@@ -29,7 +29,7 @@ from vectormill.ragged import Ragged
 from worker.encoder.encoder import DeviceLost, Encoder, ForwardPass, OnRead
 from worker.encoder.memory import is_out_of_memory
 from worker.runner.channel import Channel
-from worker.runner.memory import MemoryGauge
+from worker.runner.memory import MemoryGauge, cap_allocator
 from worker.runner.messages import (
     BATCHES_AHEAD,
     CANARIES_AHEAD,
@@ -298,6 +298,7 @@ def _load(channel: Channel, load: Load, gauge: MemoryGauge) -> Encoder:
     if load.order.device.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, load.order.device.cores)
     try:
+        cap_allocator(load.order.device)
         module, _, function = load.factory.partition(":")
         encoder: Encoder = getattr(importlib.import_module(module), function)(
             replace(

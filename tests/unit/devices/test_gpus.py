@@ -13,6 +13,7 @@ from worker.devices import detect
 from worker.devices.detect import (
     DeviceSampler,
     DeviceUse,
+    Memory,
     detect_cuda_devices,
     detect_inventory,
     detect_links,
@@ -29,10 +30,15 @@ class FakeError(Exception):
     """What every function raises for what is not there."""
 
 
+class NotSupported(FakeError):
+    """What a driver that does not say raises."""
+
+
 class FakeNvml:
     """Handles are UUIDs. GPU 1 is cut into two parts, whose places are 0 and 2; GPU 3 has fallen off the bus."""
 
     NVMLError: type[Exception] = FakeError
+    NVMLError_NotSupported: type[Exception] = NotSupported
 
     def __init__(self) -> None:
         self.gpus = ["GPU-aa01", "GPU-bb02", "GPU-cc03", "GPU-lost"]
@@ -181,6 +187,24 @@ def test_a_machine_without_the_driver_has_no_gpu_and_only_a_broken_driver_is_sai
     assert open_nvml() is None
     assert not any(device.kind == "cuda" for device in detect_inventory({}).accelerators)
     assert bool(caplog.text) == is_said
+
+
+class UnifiedNvml(FakeNvml):
+    """A GB10 or a Jetson: the first GPU shares the host's memory, of which NVML says nothing."""
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
+        if handle == "GPU-aa01":
+            raise NotSupported("Not Supported")
+        return super().nvmlDeviceGetMemoryInfo(handle)
+
+
+def test_a_gpu_with_the_memory_of_the_host_is_listed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detect, "detect_memory", lambda: Memory(120 * GIB, 100 * GIB))
+    shared, *others = detect_cuda_devices(None, 8, UnifiedNvml())
+    assert (shared.uuid, shared.memory_bytes, shared.free_bytes) == ("GPU-aa01", 120 * GIB, 100 * GIB)
+    assert [device.shares_host_memory for device in (shared, *others)] == [True, False, False, False]
+    use = DeviceSampler(shared, lambda: None, UnifiedNvml()).sample()
+    assert use == DeviceUse(20 * GIB, 120 * GIB, 0.87)
 
 
 def make_gpu(uuid: str) -> Device:
