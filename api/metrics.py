@@ -25,6 +25,7 @@ from vectormill.schedules.schedule import Schedule
 from vectormill.schedules.schedules import list_schedules
 from vectormill.webhooks.webhooks import count_deliveries
 from vectormill.workers.proofs import count_failed_periods
+from vectormill.workers.samples import list_device_uses
 from vectormill.workers.workers import (
     INDEXER,
     REDIS_AWAY,
@@ -147,7 +148,7 @@ class BacklogCollector:
                     (QUEUES, list_waiting(connection)),
                     (MODELS, sorted(served.items())),
                     (WORK, workers),
-                    (DEVICES, workers),
+                    (DEVICES, [(each, use) for each in workers for use in list_device_uses(each.report)]),
                     (SCHEDULES, list_schedules(connection, limit=MAX_SCHEDULES)),
                     (COLLECTIONS, list_collection_rows(connection, after=None, limit=MAX_COLLECTIONS)),
                     (WEBHOOKS, count_deliveries(connection)),
@@ -231,11 +232,6 @@ def count_padding(worker: Worker) -> float | None:
     return None if computed is None else computed - worker.report["num_tokens"]
 
 
-def name_device(worker: Worker) -> str:
-    device = worker.report.get("device")
-    return str(device.get("value", "")) if isinstance(device, dict) else ""
-
-
 def find_next_due(schedule: Schedule) -> float | None:
     if schedule.next_due_at is None or schedule.paused_at is not None:
         return None
@@ -316,14 +312,16 @@ WORK: Final = MetricTable({"worker": attrgetter("name"), "model": attrgetter("mo
     MetricRow(HISTOGRAM, "vectormill_claim_to_commit_seconds", "Time from the message to the commit of a chunk.",
         told_histogram("claim_to_commit_seconds")),
 ))
-DEVICES: Final = MetricTable({"worker": attrgetter("name"), "device": name_device}, (
+DEVICES: Final = MetricTable({"worker": lambda each: each[0].name, "device": lambda each: each[1]["name"]}, (
     MetricRow(GAUGE, "vectormill_device_memory_used_bytes",
-        "Memory in use: on a GPU by all programs, on a CPU by the model's process.", told("device_memory_used_bytes")),
+        "Memory in use: on a GPU by all programs, on a CPU by the model's process.",
+        lambda each: each[1]["memory_used_bytes"]),
     MetricRow(GAUGE, "vectormill_device_memory_total_bytes",
-        "Total memory: of a GPU, or a CPU's share of the main memory.", told("device_memory_total_bytes")),
+        "Total memory: of a GPU, or a CPU's share of the main memory.",
+        lambda each: each[1]["memory_total_bytes"]),
     MetricRow(GAUGE, "vectormill_device_utilisation",
         "0 to 1: for a GPU as reported by its driver, for a CPU of its cores since the last heartbeat.",
-        told("device_utilisation")),
+        lambda each: each[1]["utilisation"]),
 ))
 SCHEDULES: Final = MetricTable({"schedule": attrgetter("name"), "collection": attrgetter("collection")}, (
     MetricRow(GAUGE, "vectormill_schedule_consecutive_failures", "Runs that failed since the last success.",

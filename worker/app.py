@@ -146,8 +146,10 @@ def run_replica(
     waits = CoreWaits(devices[0], lambda: engine.runner_pid)
     timesheet = Timesheet(lambda: engine.run_seconds, read_starved_seconds=waits.read)
     ledger = ChunkLedger()
-    sampler = DeviceSampler(devices[0], lambda: engine.runner_pid)
-    report = WorkerReport(engine, timesheet, sampler, assignment.part, ledger=ledger)
+    # Only the first rank's process is known here; the use of GPUs is that of all programs.
+    pids = [lambda: engine.runner_pid, *[lambda: None] * (len(devices) - 1)]
+    samplers = {each.name: DeviceSampler(each, pid) for each, pid in zip(devices, pids, strict=True)}
+    report = WorkerReport(engine, timesheet, samplers, assignment.part, ledger=ledger)
     reports = ReportMaker(report.compose, settings.heartbeat_seconds)
     identity = take_name(heart, identity, reports.make())
     database = make_engine(database_url, application_name=identity.name, pool_size=POOL_SIZE, max_overflow=0)

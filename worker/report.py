@@ -16,7 +16,7 @@ from typing import Any, Final
 from vectormill.jobs.bottleneck import find_bottleneck, share_stages
 from vectormill.workers.samples import MIB, MOST_SAMPLES, RECENT, SAMPLE_SECONDS, Sample, write_samples
 from worker.chunk.ledger import ChunkLedger, Timesheet
-from worker.devices.detect import DeviceSampler, DeviceUse
+from worker.devices.detect import DeviceSampler, DeviceUse, join_uses
 from worker.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -69,15 +69,15 @@ class RecentSamples:
 class WorkerReport:
     """Composes a worker's report.
 
-    Seconds and counts are sums since the start, so that readers can subtract them. `placement` is this
-    worker's part of the plan, as JSON; it never changes.
+    Seconds and counts are sums since the start, so that readers can subtract them. `samplers` are those of the worker's
+    devices, by name. `placement` is this worker's part of the plan, as JSON; it never changes.
     """
 
     def __init__(
         self,
         engine: Engine,
         timesheet: Timesheet,
-        sampler: DeviceSampler,
+        samplers: Mapping[str, DeviceSampler],
         placement: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
         ledger: ChunkLedger | None = None,
@@ -85,7 +85,7 @@ class WorkerReport:
         self._engine = engine
         self._ledger = ledger or ChunkLedger()
         self._timesheet = timesheet
-        self._sampler = sampler
+        self._samplers = samplers
         self._placement = placement
         self._clock = clock
         self._started_at = clock()
@@ -100,7 +100,9 @@ class WorkerReport:
         bottleneck = find_bottleneck(stage_seconds, seconds)
         if (reason := self._ledger.wait_reason) is not None:
             report |= {"state": "waiting to commit", "state_reason": reason}
-        use = self._sampler.sample()
+        uses = {name: sampler.sample() for name, sampler in self._samplers.items()}
+        use = join_uses(list(uses.values()))
+        devices = [{"name": name, **asdict(each)} for name, each in uses.items()]
         self._recent.note(report.get("num_tokens", 0), use)
         return report | {
             **self._ledger.totals(),
@@ -110,6 +112,7 @@ class WorkerReport:
             "stage_shares": share_stages(stage_seconds, seconds),
             "bound_by": asdict(bottleneck) if bottleneck else None,
             **{f"device_{name}": value for name, value in asdict(use).items()},
+            **({"devices": devices} if len(devices) > 1 else {}),
             RECENT: self._recent.write(),
         }
 

@@ -21,7 +21,7 @@ from vectormill.workers.plan_picture import (
     format_gib,
     join_parts,
 )
-from vectormill.workers.samples import MIB, Sample, read_samples
+from vectormill.workers.samples import MIB, Sample, list_device_uses, read_samples
 from vectormill.workers.workers import ALIVE_SECONDS, Worker, find_worker, list_plan_parts, list_workers
 
 # A line has about a kilobyte, and all lines are sent again when one has changed.
@@ -101,6 +101,16 @@ class WorkerView:
             return UNKNOWN
         used, total = self.report["device_memory_used_bytes"], self.report["device_memory_total_bytes"]
         return f"{format_gib(used)} of {format_gib(total)}"
+
+    @property
+    def devices(self) -> str:
+        """Return the memory and utilisation of each device that shares the model; empty if it has one."""
+        uses = list_device_uses(self.report)
+        told = [
+            f"{use['name']} {format_gib(use['memory_used_bytes'] or 0)}, busy {100 * (use['utilisation'] or 0):.0f} %"
+            for use in uses
+        ]
+        return "; ".join(told) if len(uses) > 1 else ""
 
     @property
     def notes(self) -> list[str]:

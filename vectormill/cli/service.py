@@ -8,6 +8,7 @@ import typer
 from vectormill.cli.command import command
 from vectormill.cli.printing import listing, print_json, tell
 from vectormill.cli.schedules import describe_standing
+from vectormill.workers.samples import list_device_uses
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -97,10 +98,18 @@ def describe_loading(report: Mapping[str, Any]) -> str:
 
 
 def describe_memory(report: Mapping[str, Any]) -> str:
-    used, total = (report.get(f"device_memory_{name}_bytes") for name in ("used", "total"))
-    if used is None or total is None:
-        return "-"
-    return f"{used / (1 << 30):.1f} of {total / (1 << 30):.0f} GiB"
+    """Return the memory in use of each device that shares the model."""
+    uses = [(use["memory_used_bytes"], use["memory_total_bytes"]) for use in list_device_uses(report)]
+    known = [
+        f"{used / (1 << 30):.1f} of {total / (1 << 30):.0f}"
+        for used, total in uses
+        if used is not None and total
+    ]
+    return f"{', '.join(known)} GiB" if known else "-"
+
+
+def describe_use(report: Mapping[str, Any]) -> str:
+    return ", ".join(describe_figure(use["utilisation"], "{:.0%}") for use in list_device_uses(report))
 
 
 # The columns of the table of workers; a dash means that the worker does not report a value.
@@ -112,7 +121,7 @@ REPORT_COLUMNS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
     "tokens/s": lambda report: describe_figure(report.get("tokens_per_second"), "{:,.0f}"),
     "padding": lambda report: describe_figure(report.get("padding_waste"), "{:.1%}"),
     "memory": describe_memory,
-    "in use": lambda report: describe_figure(report.get("device_utilisation"), "{:.0%}"),
+    "in use": describe_use,
     "bottleneck": lambda report: str((report.get("bound_by") or {}).get("value", "-")),
 }
 

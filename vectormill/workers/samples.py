@@ -66,3 +66,20 @@ def round_to_digits(number: float) -> int:
     """Round to three significant digits: 1,234,567 becomes 1,230,000."""
     whole = round(number)
     return round(whole, min(0, _DIGITS - len(str(abs(whole)))))
+
+
+DEVICE_USE: Final = ("memory_used_bytes", "memory_total_bytes", "utilisation")
+
+
+def list_device_uses(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the name, memory and utilisation of each device that a worker reports; None for what it does not know.
+
+    Older workers report one device, or several together.
+    """
+    device = report.get("device")
+    joint = {"name": str(device.get("value", "")) if isinstance(device, Mapping) else ""}
+    return [
+        {name: use.get(name) for name in ("name", *DEVICE_USE)}
+        for use in report.get("devices")
+        or [joint | {name: report.get(f"device_{name}") for name in DEVICE_USE}]
+    ]

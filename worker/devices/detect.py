@@ -4,9 +4,10 @@ import logging
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
 import psutil
@@ -271,8 +272,15 @@ class DeviceUse:
     utilisation: float | None
 
 
+def join_uses(uses: Sequence[DeviceUse]) -> DeviceUse:
+    """Return the memory of the fullest of these devices, and the mean of their known utilisations."""
+    fullest = max(uses, key=lambda use: (use.memory_used_bytes or 0) / max(1, use.memory_total_bytes))
+    known = [use.utilisation for use in uses if use.utilisation is not None]
+    return replace(fullest, utilisation=fmean(known) if known else None)
+
+
 class DeviceSampler:
-    """A sampler of a worker's device use. Used by one thread.
+    """A sampler of the use of one of a worker's devices. Used by one thread.
 
     For a GPU it reports the use by all programs, from the driver. For other devices, whose memory is shared,
     it reports the use by the encoding process; utilisation is then the process's share of the device's

@@ -143,8 +143,14 @@ def test_metrics_show_what_workers_report_of_themselves(client: httpx.Client, en
         "device_memory_used_bytes": 3 << 30,
         "device_memory_total_bytes": None,  # the driver did not say
     }
+    uses = [
+        {"name": "cuda:0", "memory_used_bytes": 1, "memory_total_bytes": 8, "utilisation": 0.9},
+        {"name": "cuda:1", "memory_used_bytes": 2, "memory_total_bytes": 8, "utilisation": None},
+    ]
+    shared = {"device": {"value": "cuda:0, cuda:1"}, "devices": uses, "device_memory_used_bytes": 2}
     with engine.begin() as connection:
         beat_worker(connection, "enc-cuda0@here", uuid4(), MODEL, 3, report)
+        beat_worker(connection, "tensor@here", uuid4(), MODEL, 3, shared)
         beat_worker(connection, "old-cpu@here", uuid4(), MODEL, 3, {"device": "cpu"})  # of an older release
     lines = client.get("/metrics").text.splitlines()
     who = f'model="{MODEL}",worker="enc-cuda0@here"'
@@ -165,10 +171,14 @@ def test_metrics_show_what_workers_report_of_themselves(client: httpx.Client, en
         f'vectormill_dispatch_lag_seconds_bucket{{le="+Inf",model="{MODEL}",worker="enc-cuda0@here"}} 7.0',
         f"vectormill_dispatch_lag_seconds_sum{{{who}}} 9.0",
         'vectormill_device_memory_used_bytes{device="cuda:0",worker="enc-cuda0@here"} 3.221225472e+09',
-        f'vectormill_workers{{model="{MODEL}"}} 2.0',
+        'vectormill_device_memory_used_bytes{device="cuda:0",worker="tensor@here"} 1.0',
+        'vectormill_device_memory_used_bytes{device="cuda:1",worker="tensor@here"} 2.0',
+        'vectormill_device_utilisation{device="cuda:0",worker="tensor@here"} 0.9',
+        f'vectormill_workers{{model="{MODEL}"}} 3.0',
     ):
         assert line in lines
-    assert not any(line.startswith("vectormill_device_memory_total_bytes{") for line in lines)
+    assert not any('bytes{device="cuda:0",worker="enc' in line and "total" in line for line in lines)
+    assert sum(line.startswith("vectormill_device_utilisation{") for line in lines) == 1
     assert not any("old-cpu" in line for line in lines)
 
 

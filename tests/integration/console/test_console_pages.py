@@ -573,12 +573,17 @@ def test_a_worker_shows_its_minutes_its_choices_and_the_plan_as_the_command_prin
     (planned,) = plan_machine([card], describe_inventory("2x24GiB"), WorkerSettings())
     launcher = uuid4()
     for number, assignment in enumerate(assign_replicas(planned)):
-        beat(engine, f"m-cuda{number}@host", report_of(dict(assignment.part)), launcher)
+        uses = [
+            {"name": f"cuda:{rank}", "memory_used_bytes": (7 - rank) << 30, "utilisation": 0.5}
+            for rank in (0, 1)
+        ]
+        beat(engine, f"m-cuda{number}@host", report_of(dict(assignment.part)) | {"devices": uses}, launcher)
     page = client.get("/console/workers/m-cuda0@host")
     said = words_of(page)
     assert "one of 2 replicas" in said
     assert "backend torch the only one on <cuda>" in said
     assert "int8 was not chosen." in said
+    assert "cuda:0 7.0 GiB, busy 50 %; cuda:1 6.0 GiB, busy 50 %" in said
     assert "10 s 1,000 6,000 MiB 91 %" in said
     assert draw_placement(planned.placement) in html.unescape(page.text)
     for chart in ("rates", "memory", "busy"):

@@ -1,5 +1,6 @@
 """The share of a GPU's memory that a model process reports, with torch's allocator and the driver simulated."""
 
+import sys
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
@@ -61,7 +62,7 @@ class FakeCuda:
 
 def read_share(device: Device, cuda: FakeCuda) -> float:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(memory.sys.modules, "torch", SimpleNamespace(cuda=cuda))
+        patch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
         report = MemoryGauge(device).read()
     assert report is not None
     return report.used_share
@@ -76,7 +77,7 @@ def divide(count: int, free_bytes: int = CARD_BYTES) -> list[Device]:
 def cap_bytes(device: Device) -> int:
     cuda = FakeCuda(Card(), 0, 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(memory.sys.modules, "torch", SimpleNamespace(cuda=cuda))
+        patch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
         cap_allocator(device)
     assert cuda.fraction is not None
     return int(cuda.fraction * CARD_BYTES)

@@ -1,11 +1,13 @@
 """What a worker says of itself: the engine's figures, what the worker alone knows, and its last ten minutes."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
-from vectormill.workers.samples import MOST_SAMPLES, Sample, read_samples
+from vectormill.cli.service import summarize_worker
+from vectormill.workers.samples import MOST_SAMPLES, Sample, list_device_uses, read_samples
 from worker.chunk.ledger import WATCHED, ChunkLedger, Timesheet
 from worker.devices.detect import DeviceUse
 from worker.report import GAP_SECONDS, RecentSamples, WorkerReport
@@ -34,7 +36,9 @@ class FakeSampler:
 def test_a_worker_tells_its_stages_what_bounds_it_and_how_much_of_its_device_is_in_use() -> None:
     now, engine = [100.0], FakeEngine()
     timesheet = Timesheet(lambda: engine.run_seconds, lambda: now[0])
-    report = WorkerReport(cast(Any, engine), timesheet, cast(Any, FakeSampler()), PLACEMENT, lambda: now[0])
+    report = WorkerReport(
+        cast(Any, engine), timesheet, {"cuda:0": cast(Any, FakeSampler())}, PLACEMENT, lambda: now[0]
+    )
     with timesheet.hold(UUID(int=1)):
         now[0], engine.run_seconds = 110.0, 9.0
         timesheet.count({"load": 0.2, "tokenize": 0.4, "persist": 1.0})
@@ -60,13 +64,34 @@ def test_a_worker_tells_its_stages_what_bounds_it_and_how_much_of_its_device_is_
     assert (said["chunk_outcomes"], said["num_stale_completions"]) == (dict.fromkeys(WATCHED, 0), 0)
 
 
+def test_each_device_of_a_shared_model_is_told_and_all_together_as_the_fullest_with_their_mean_use() -> None:
+    uses = {
+        "cuda:0": DeviceUse(10 << 30, 80 << 30, 0.9),
+        "cuda:1": DeviceUse(9 << 30, 24 << 30, 0.5),
+        "cuda:2": DeviceUse(None, 80 << 30, None),
+    }
+    samplers: dict[str, Any] = {
+        name: SimpleNamespace(sample=lambda use=use: use) for name, use in uses.items()
+    }
+    said = WorkerReport(cast(Any, FakeEngine()), Timesheet(lambda: 0.0), samplers, PLACEMENT).compose()
+    assert (said["device_memory_used_bytes"], said["device_memory_total_bytes"]) == (9 << 30, 24 << 30)
+    assert said["device_utilisation"] == pytest.approx(0.7)
+    assert [(use["name"], use["memory_used_bytes"]) for use in list_device_uses(said)] == [
+        ("cuda:0", 10 << 30),
+        ("cuda:1", 9 << 30),
+        ("cuda:2", None),
+    ]
+    row = summarize_worker({"name": "w", "model": "m", "report": said | {"placement": None}})
+    assert (row["memory"], row["in use"]) == ("10.0 of 80, 9.0 of 24 GiB", "90%, 50%, -")
+
+
 def test_a_worker_that_has_done_nothing_is_bound_by_nothing() -> None:
     class Idle(FakeEngine):
         def report(self) -> dict[str, Any]:
             return {"stage_seconds": {"tokenize": 0.0, "run": 0.0}}
 
     said = WorkerReport(
-        cast(Any, Idle()), Timesheet(lambda: 0.0), cast(Any, FakeSampler()), PLACEMENT
+        cast(Any, Idle()), Timesheet(lambda: 0.0), {"cuda:0": cast(Any, FakeSampler())}, PLACEMENT
     ).compose()
     assert said["bound_by"] is None
 
@@ -74,7 +99,11 @@ def test_a_worker_that_has_done_nothing_is_bound_by_nothing() -> None:
 def test_a_worker_whose_commits_wait_says_what_for_until_they_are_through() -> None:
     ledger = ChunkLedger()
     report = WorkerReport(
-        cast(Any, FakeEngine()), Timesheet(lambda: 0.0), cast(Any, FakeSampler()), PLACEMENT, ledger=ledger
+        cast(Any, FakeEngine()),
+        Timesheet(lambda: 0.0),
+        {"cuda:0": cast(Any, FakeSampler())},
+        PLACEMENT,
+        ledger=ledger,
     )
     ledger.note_wait(7, "No space left on device (SQLSTATE 53100)")
     said = report.compose()
