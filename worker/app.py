@@ -139,7 +139,16 @@ def run_replica(
     stopping = threading.Event()
     cache_dir = find_cache_dir(settings)
     sharing = Sharing(assignment.replica, devices) if len(devices) > 1 else None
-    make_one = partial(Engine, card, devices[0], worker_settings, cache_dir, sharing=sharing, display=display)
+    make_one = partial(
+        Engine,
+        card,
+        devices[0],
+        worker_settings,
+        cache_dir,
+        sharing=sharing,
+        longest_text_tokens=assignment.replica.longest_text_tokens,
+        display=display,
+    )
     certificate = find_certificate(settings.data_dir, card)
     notice = FailureNotice(heart, identity, settings.heartbeat_seconds)
     engine = start_engine(make_one, notice, check=lambda engine: check_loaded(engine, certificate))

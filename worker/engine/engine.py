@@ -84,9 +84,10 @@ def without_heads(card: ModelCard) -> ModelCard:
 
 
 class Engine:
-    """The encoding engine of one model on one device.
+    """The encoding engine of one model on one device, or on several that share it.
 
-    Start it once, call `encode` from any thread, stop it once.
+    Start it once, call `encode` from any thread, stop it once. A text of more than `longest_text_tokens`, for which
+    the plan has no room, fails before it is encoded; 0 stands for no limit.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Engine:
         *,
         factory: str = DEFAULT_FACTORY,
         sharing: Sharing | None = None,
+        longest_text_tokens: int = 0,
         display: LoadingDisplay | None = None,
     ) -> None:
         # The plan has already divided the memory of the devices, so nothing is left to tune.
@@ -108,6 +110,7 @@ class Engine:
         num_threads = settings.threads or device.num_threads
         self._card = card
         self._device = device
+        self._longest_text_tokens = longest_text_tokens
         self._tuner = Tuner(card, device, settings, sharing)
         self._words = WordTally()
         self._tasks = make_tasks(card, lambda: self._gives_vectors, self._words, device.num_tokenizer_threads)
@@ -230,7 +233,11 @@ class Engine:
         num_tokens = TokenEstimate(request.spec).of_all(request.texts)
         with self._admission[request.interactive].hold(num_tokens, cancelled, self.is_healthy):
             dimension = self._card.dimension if self._gives_vectors else None
-            ticket = Ticket(dimension, is_interactive=request.interactive)
+            ticket = Ticket(
+                dimension,
+                is_interactive=request.interactive,
+                longest_text_tokens=self._longest_text_tokens,
+            )
             ticket.wait_seconds = time.perf_counter() - asked_at
             unique, places = find_unique(request.texts)
             with self._tokenizing(ticket):

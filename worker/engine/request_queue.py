@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.errors import ChunkError
-from vectormill.jobs.item import ITEM_ERROR_CODES, ItemFailure
+from vectormill.jobs.item import ITEM_ERROR_CODES, OUT_OF_MEMORY, ItemFailure
 from vectormill.ragged import Ragged
 from worker.batching.batch import OUTPUTS, Batch, OwnedBatch, Sequences
 from worker.batching.cost import BatchCost
@@ -76,11 +76,13 @@ class Ticket:
     The executor's thread writes to it from `add` until `done` is set, otherwise only the request's own thread
     does. `dimension` is that of the vectors; None if the model returns bytes or scores instead, which are kept
     as they arrive, equally long or not, and so are the rows of a request for several outputs. The results do not
-    decide this, or a row that happens to be as long as a vector would be taken for one.
+    decide this, or a row that happens to be as long as a vector would be taken for one. A sequence of more than
+    `longest_text_tokens` fails before it is encoded; 0 stands for no limit.
     """
 
-    def __init__(self, dimension: int | None, *, is_interactive: bool) -> None:
+    def __init__(self, dimension: int | None, *, is_interactive: bool, longest_text_tokens: int = 0) -> None:
         self.is_interactive = is_interactive
+        self._longest_text_tokens = longest_text_tokens or sys.maxsize
         self.number = -1
         self.done = threading.Event()
         self.error: ChunkError | None = None
@@ -90,14 +92,21 @@ class Ticket:
         self._dimension = dimension
 
     def lay(self, texts: TokenizedTexts, constants: Mapping[str, int]) -> None:
-        """Set the sequences to encode next. Sequences without tokens are skipped."""
+        """Set the sequences to encode next. Those without tokens are skipped, and those that are too long fail."""
         self.texts = texts
         self.constants = constants
+        lengths, longest = texts.lengths, self._longest_text_tokens
         # For each sequence of this ticket, the index of its text.
-        self.positions = np.flatnonzero(texts.lengths)
-        self.lengths = texts.lengths[self.positions]
+        self.positions = np.flatnonzero((lengths > 0) & (lengths <= longest))
+        self.lengths = lengths[self.positions]
         self.num_waiting = len(self.positions)
         self.failures: dict[int, ItemFailure] = dict(texts.failures)
+        for place in np.flatnonzero(lengths > longest).tolist():
+            self.failures[place] = ItemFailure(
+                OUT_OF_MEMORY,
+                f"The text has {lengths[place]:,} tokens, but the plan of this worker has room for texts of at most "
+                f"{longest:,}. `vectormill plan` says what would hold longer ones.",
+            )
         # The vectors [texts, dimension], with zeros for texts without a result.
         self.vectors: NDArray[np.float32] | None = None
         if self._dimension is not None and not constants.get(OUTPUTS):

@@ -129,7 +129,7 @@ def explain_limit(longest: int, asked: PlanRequest) -> tuple[str, ...]:
         return ()
     return (
         f"No plan has room for the longest text that the model reads, {asked.settings.max_tokens:,} tokens: texts of "
-        f"more than {longest:,} may fail with the item error out_of_memory. What would help, cheapest first:"
+        f"more than {longest:,} fail with the item error out_of_memory. What would help, cheapest first:"
         + _numbered(_ways_out(asked, longest)),
     )
 

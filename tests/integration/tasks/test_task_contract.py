@@ -28,12 +28,13 @@ from tests.protocol import claim_next
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.task import RESULT_ROUTES, TASKS
 from vectormill.jobs.chunks import split_chunk
-from vectormill.jobs.item import ENCODING_FAILED, ItemFailure
+from vectormill.jobs.item import ENCODING_FAILED, OUT_OF_MEMORY, ItemFailure
 from vectormill.jobs.jobs import retry_job
 from vectormill.models.specs import MODEL_KINDS
 from vectormill.ragged import Ragged
 from worker.engine.engine import Engine as EncodingEngine
 from worker.engine.request import EncodeRequest, EncodeResult
+from worker.engine.request_queue import Ticket
 from worker.settings import WorkerSettings
 
 CHUNK_ITEMS = 5
@@ -159,6 +160,34 @@ def test_an_item_fails_alone_and_with_its_own_code(subject: Subject) -> None:
     assert result.num_tokens.tolist()[:-1] == [0] * len(failing)
     assert not result.truncated.any()
     assert result.num_tokens[-1] > 0
+
+
+@pytest.mark.parametrize("interactive", [False, True], ids=["bulk", "interactive"])
+def test_a_text_for_which_the_plan_has_no_room_fails_before_it_is_encoded(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch, interactive: bool
+) -> None:
+    kind, engine = subject.kind, subject.engine
+    seen: list[Ticket] = []
+    add = engine._queue.add
+
+    def note(ticket: Ticket) -> None:
+        seen.append(ticket)
+        add(ticket)
+
+    monkeypatch.setattr(engine._queue, "add", note)
+    expected = subject.ask(list(kind.items))
+    longest = max(int(ticket.lengths.max(initial=0)) for ticket in seen)
+    monkeypatch.setattr(engine, "_longest_text_tokens", longest)
+    seen.clear()
+    items = [kind.long, *kind.items]
+    request = EncodeRequest("r", subject.spec, [to_bytes(item) for item in items], interactive, MAX_CHARS)
+    result = engine.encode(request, threading.Event())
+    assert {index: failure.code for index, failure in result.failures.items()} == {0: OUT_OF_MEMORY}
+    assert f"at most {longest:,}. `vectormill plan` says" in result.failures[0].detail
+    assert max(int(ticket.lengths.max(initial=0)) for ticket in seen) <= longest, "no process has seen it"
+    assert (result.num_tokens[0], result.truncated[0]) == (0, False)
+    for place in range(len(kind.items)):
+        assert are_alike(read(result, place + 1), read(expected, place))
 
 
 def test_a_request_of_nothing_that_can_be_read_is_answered(subject: Subject) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vectormill.jobs.item import OUT_OF_MEMORY
 from vectormill.ragged import Ragged
 from worker.batching.batch import OUTPUTS, Batch, OwnedBatch
 from worker.batching.cost import BatchCost
@@ -54,6 +55,23 @@ def test_a_batch_has_the_passages_of_the_requests_that_ask_for_them_and_no_other
     found = [tuple(inputs[name].row(place).tolist() for name in names) for place in range(4)]
     asked = [([4, 5, 6], [0, 1, 1, 3], [8]), ([7, 8], [0, 2], [8])]
     assert sorted(found) == [([1], [], [0]), ([2, 3], [], [0]), *asked]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=12),
+    longest=st.integers(0, 9),
+)
+def test_exactly_the_texts_for_which_the_plan_has_no_room_fail_before_they_are_queued(
+    lengths: list[int], longest: int
+) -> None:
+    ticket = Ticket(4, is_interactive=False, longest_text_tokens=longest)
+    ticket.lay(tokenized([[1] * length for length in lengths]), {})
+    too_long = {place for place, length in enumerate(lengths) if 0 < longest < length}
+    assert ticket.failures.keys() == too_long
+    assert ticket.positions.tolist() == [
+        place for place, length in enumerate(lengths) if length and place not in too_long
+    ]
+    assert {failure.code for failure in ticket.failures.values()} <= {OUT_OF_MEMORY}
 
 
 def next_work(queue: RequestQueue) -> OwnedBatch | None:
