@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -51,7 +52,7 @@ from worker.loading import LoadingDisplay
 from worker.messages import forget_foreign_tasks
 from worker.placement.placement import Assignment, read_assignment
 from worker.queries import QueryListener
-from worker.report import ReportMaker, WorkerReport
+from worker.report import ReportMaker, WorkerReport, read_losses
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings, find_cache_dir, load_worker_settings
 
@@ -93,6 +94,7 @@ def main() -> None:
         default=[],
         help="an earlier process that has ended, as INCARNATION=STATUS",
     )
+    parser.add_argument("--losses", type=Path, default=None, help="a file with a line for each lost GPU")
     parser.add_argument("--bar", action="store_true", help="show a progress bar while the model loads")
     options = parser.parse_args()
     settings = load_settings()
@@ -111,7 +113,8 @@ def main() -> None:
         model=options.model,
         slots=worker_settings.slots,
     )
-    run_replica(settings, worker_settings, identity, options.assignment, options.ended, display)
+    losses = partial(read_losses, options.losses)
+    run_replica(settings, worker_settings, identity, options.assignment, options.ended, display, losses)
 
 
 def pin_process(cores: Collection[int]) -> None:
@@ -127,6 +130,7 @@ def run_replica(
     assignment: Assignment,
     ended: Sequence[EndedWorker],
     display: LoadingDisplay,
+    losses: Callable[[], list[str]],
 ) -> None:
     """Load the model, then consume its queue until SIGTERM."""
     database_url, redis_url = settings.need("database_url"), settings.need("redis_url")
@@ -150,7 +154,7 @@ def run_replica(
         display=display,
     )
     certificate = find_certificate(settings.data_dir, card)
-    notice = FailureNotice(heart, identity, settings.heartbeat_seconds)
+    notice = FailureNotice(heart, identity, settings.heartbeat_seconds, losses)
     engine = start_engine(make_one, notice, check=lambda engine: check_loaded(engine, certificate))
     waits = CoreWaits(devices[0], lambda: engine.runner_pid)
     timesheet = Timesheet(lambda: engine.run_seconds, read_starved_seconds=waits.read)
@@ -158,7 +162,7 @@ def run_replica(
     # Only the first rank's process is known here; the use of GPUs is that of all programs.
     pids = [lambda: engine.runner_pid, *[lambda: None] * (len(devices) - 1)]
     samplers = {each.name: DeviceSampler(each, pid) for each, pid in zip(devices, pids, strict=True)}
-    report = WorkerReport(engine, timesheet, samplers, assignment.part, ledger=ledger)
+    report = WorkerReport(engine, timesheet, samplers, assignment.part, ledger=ledger, losses=losses)
     reports = ReportMaker(report.compose, settings.heartbeat_seconds)
     identity = take_name(heart, identity, reports.make())
     database = make_engine(database_url, application_name=identity.name, pool_size=POOL_SIZE, max_overflow=0)

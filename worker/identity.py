@@ -114,13 +114,20 @@ class FailureNotice:
     """Keeps a worker that cannot load its model in the list of workers, with the reason and without slots.
 
     So jobs can say why they wait, and no chunk is dispatched to the worker. Heartbeats are sent on a separate
-    thread, also while loading is retried.
+    thread, also while loading is retried. `losses` returns a line for each lost GPU.
     """
 
-    def __init__(self, engine: Engine, identity: WorkerIdentity, seconds: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        identity: WorkerIdentity,
+        seconds: float,
+        losses: Callable[[], list[str]] = list,
+    ) -> None:
         self._engine = engine
         self._identity = replace(identity, slots=0)
         self._seconds = seconds
+        self._losses = losses
         self._report: Mapping[str, Any] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="failure notice", daemon=True)
@@ -140,12 +147,13 @@ class FailureNotice:
     def _run(self) -> None:
         identity = None
         while not self._stopping.is_set():
+            report = {**self._report, "lost_devices": self._losses()}
             try:
                 if identity is None:
-                    identity = take_name(self._engine, self._identity, self._report, self._stopping.wait)
+                    identity = take_name(self._engine, self._identity, report, self._stopping.wait)
                 else:
                     with self._engine.begin() as connection:
-                        beat_as(connection, identity, self._report)
+                        beat_as(connection, identity, report)
             except SQLAlchemyError as error:
                 logger.warning("Could not report that the model is not loaded: %s", error)
             self._stopping.wait(self._seconds)

@@ -9,7 +9,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
@@ -66,11 +68,19 @@ class RecentSamples:
         return write_samples([replace(sample, seconds_ago=now - at) for at, sample in self._taken])
 
 
+def read_losses(path: Path | None) -> list[str]:
+    """Return the launcher's line for each lost GPU, as long as it is lost."""
+    with suppress(OSError):
+        return path.read_text().splitlines() if path else []
+    return []  # nothing was ever lost
+
+
 class WorkerReport:
     """Composes a worker's report.
 
     Seconds and counts are sums since the start, so that readers can subtract them. `samplers` are those of the worker's
-    devices, by name. `placement` is this worker's part of the plan, as JSON; it never changes.
+    devices, by name. `placement` is this worker's part of the plan, as JSON; to its reasons is added what `losses` says
+    of lost GPUs.
     """
 
     def __init__(
@@ -81,7 +91,9 @@ class WorkerReport:
         placement: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
         ledger: ChunkLedger | None = None,
+        losses: Callable[[], list[str]] = list,
     ) -> None:
+        self._losses = losses
         self._engine = engine
         self._ledger = ledger or ChunkLedger()
         self._timesheet = timesheet
@@ -104,9 +116,12 @@ class WorkerReport:
         use = join_uses(list(uses.values()))
         devices = [{"name": name, **asdict(each)} for name, each in uses.items()]
         self._recent.note(report.get("num_tokens", 0), use)
+        lost, plan = self._losses(), self._placement.get("plan")
+        told = {"plan": {**plan, "reasons": [*lost, *plan["reasons"]]}} if lost and plan else {}
         return report | {
             **self._ledger.totals(),
-            "placement": self._placement,
+            "placement": {**self._placement, **told},
+            "lost_devices": lost,
             "uptime_seconds": seconds,
             "stage_seconds": stage_seconds,
             "stage_shares": share_stages(stage_seconds, seconds),

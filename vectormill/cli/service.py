@@ -80,6 +80,10 @@ def show_standing(client: "Client", *, is_json: bool) -> None:
     if not workers:
         tell("No worker is running. Start one with `vectormill worker`, or everything with `vectormill up`.")
     print_workers(map(summarize_worker, workers))
+    for lost in dict.fromkeys(
+        line for worker in workers for line in worker["report"].get("lost_devices", ())
+    ):
+        tell(lost)
     for schedule in schedules:
         tell(describe_standing(schedule))
 

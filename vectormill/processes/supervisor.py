@@ -11,7 +11,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +79,8 @@ class Supervisor:
         """
         self._stopping = stopping or threading.Event()
         self._keepers = [_Keeper(spec, self._stopping) for spec in children]
+        # Held while keepers are added, so that none starts during a stop.
+        self._guard = threading.Lock()
 
     def __enter__(self) -> "Supervisor":
         return self
@@ -124,11 +126,24 @@ class Supervisor:
         Return when none of their processes is left. Stopping twice is not an error.
         """
         self._stopping.set()
-        deadline = time.monotonic() + grace
-        for keeper in self._keepers:
-            keeper.terminate()
-        for keeper in self._keepers:
-            keeper.join(deadline)
+        with self._guard:
+            keepers = self._keepers
+        _stop(keepers, grace)
+
+    def change(self, leaving: Collection[str], coming: Sequence[ChildSpec], grace: float = 8.0) -> None:
+        """Stop the children with these names, as `stop` does with all; then start others without waiting for them.
+
+        Once a stop is requested, none is started. Not for several threads at once.
+        """
+        left = [keeper for keeper in self._keepers if keeper.spec.name in leaving]
+        _stop(left, grace)
+        with self._guard:
+            if self._stopping.is_set():
+                return
+            started = [_Keeper(spec, self._stopping) for spec in coming]
+            self._keepers = [*(keeper for keeper in self._keepers if keeper not in left), *started]
+            for keeper in started:
+                keeper.start()
 
     @property
     def pids(self) -> dict[str, int | None]:
@@ -136,12 +151,21 @@ class Supervisor:
         return {keeper.spec.name: keeper.pid for keeper in self._keepers}
 
 
+def _stop(keepers: "Sequence[_Keeper]", grace: float) -> None:
+    deadline = time.monotonic() + grace
+    for keeper in keepers:
+        keeper.terminate()
+    for keeper in keepers:
+        keeper.join(deadline)
+
+
 class _Keeper:
-    """A child and the thread that keeps it running."""
+    """A child and the thread that keeps it running, until all children are stopped or this one is."""
 
     def __init__(self, spec: ChildSpec, stopping: threading.Event) -> None:
         self.spec = spec
         self._stopping = stopping
+        self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"{spec.name}-keeper", daemon=True)
         # Held while starting and signalling, so that no child starts during a stop.
         self._guard = threading.Lock()
@@ -166,7 +190,7 @@ class _Keeper:
                 return
             status = processes.wait_for_group(process)
             self._process = None
-            if self._stopping.is_set():
+            if self._is_ending():
                 return
             if self.spec.succeed is not None:
                 self.spec = self.spec.succeed(status)
@@ -174,13 +198,15 @@ class _Keeper:
             pause = backoff.pause_after(time.monotonic() - began)
             how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
             logger.warning("%s ended with %s; restarting it in %.1f s", self.spec.name, how, pause)
-            if self._stopping.wait(pause):
-                return
+            self._leaving.wait(pause)
+
+    def _is_ending(self) -> bool:
+        return self._stopping.is_set() or self._leaving.is_set()
 
     def _start_child(self) -> "subprocess.Popen[bytes] | None":
         spec = self.spec
         with self._guard, contextlib.ExitStack() as files:
-            if self._stopping.is_set():
+            if self._is_ending():
                 return None
             output = files.enter_context(open_log(spec.log_path)) if spec.log_path else None
             # SIGKILL, because once the supervisor is dead nothing would kill a child that ignores SIGTERM.
@@ -207,6 +233,7 @@ class _Keeper:
             raise ChildNotReady(f"{self.spec.name} was not ready after {timeout:g} s:{tail}")
 
     def terminate(self) -> None:
+        self._leaving.set()
         with self._guard:
             process = self._process
             if process is not None:

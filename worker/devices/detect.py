@@ -77,10 +77,12 @@ def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
     cores = tuple(core for group in groups for core in group)
     features, description = detect_processor()
     memory = detect_memory()
-    gpus = detect_cuda_devices(environment.get(VISIBLE_DEVICES), len(groups))
-    if gpus:
-        links = detect_links(gpus)
-    else:
+    gpus, links = list[Device](), Links(PCIE)
+    if nvml := open_nvml():
+        gpus = detect_cuda_devices(environment.get(VISIBLE_DEVICES), len(groups), nvml)
+        links = detect_links(gpus, nvml)
+        nvml.nvmlShutdown()  # a GPU that a process holds open cannot be reset; the next detection looks anew
+    if not gpus:
         gpus, links = detect_rocm_devices(environment, len(groups))
     return Inventory(
         accelerators=(*gpus, *detect_mps_devices(cores, len(groups))),
@@ -94,10 +96,9 @@ def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
     )
 
 
-def detect_links(gpus: Sequence[Device], nvml: Nvml | None = None) -> Links:
+def detect_links(gpus: Sequence[Device], nvml: Nvml) -> Links:
     """Return the kinds of links between the GPUs, by their names."""
-    nvml = nvml or open_nvml()
-    if nvml is None or len(gpus) < 2:
+    if len(gpus) < 2:
         return Links(PCIE)
     names = {gpu.uuid: gpu.name for gpu in gpus}
     kinds = read_links(nvml, list(names))
@@ -167,16 +168,13 @@ def detect_processor() -> tuple[frozenset[str], str]:
     return flags, name
 
 
-def detect_cuda_devices(visible: str | None, num_threads: int, nvml: Nvml | None = None) -> list[Device]:
+def detect_cuda_devices(visible: str | None, num_threads: int, nvml: Nvml) -> list[Device]:
     """Return the NVIDIA devices from the driver; asking torch would create a CUDA context in this process.
 
     They are numbered as CUDA numbers them for this process: cuda:0 is the first that CUDA_VISIBLE_DEVICES,
     passed as `visible`, leaves. Processes are pinned to them by UUID, so that the order of numbering does not
     matter.
     """
-    nvml = nvml or open_nvml()
-    if nvml is None:
-        return []
     try:
         gpus = select_visible(visible, list_gpus(nvml))
     except nvml.NVMLError as error:

@@ -18,7 +18,7 @@ from vectormill.jobs.failing import LIST_STUCK_JOBS
 from vectormill.jobs.item import MODEL_NOT_LOADED
 from vectormill.jobs.jobs import find_job, list_item_errors, pause_job, retry_job
 from vectormill.jobs.waiting import explain_waits
-from vectormill.workers.workers import ALIVE_SECONDS, count_failing_workers, count_workers
+from vectormill.workers.workers import ALIVE_SECONDS, count_failing_workers, count_workers, list_workers
 from worker.app import start_engine
 from worker.engine.engine import Engine as LoadedEngine
 from worker.identity import FailureNotice, WorkerIdentity
@@ -46,7 +46,7 @@ class BrokenEngine:
 
 @pytest.fixture
 def notice(engine: Engine) -> Iterator[FailureNotice]:
-    notice = FailureNotice(engine, IDENTITY, 0.05)
+    notice = FailureNotice(engine, IDENTITY, 0.05, lambda: ["cuda:0 is lost."])
     yield notice
     notice.end()
 
@@ -65,6 +65,7 @@ def test_a_job_waits_with_the_reason_why_no_worker_can_load_its_model(
     assert ask(engine, count_workers) == {}
     assert ask(engine, count_failing_workers) == 1
     assert ask(engine, list_rooms, ALIVE_SECONDS) == []
+    assert [worker.report["lost_devices"] for worker in ask(engine, list_workers)] == [["cuda:0 is lost."]]
 
 
 def test_a_model_that_is_not_loaded_is_tried_again_after_growing_pauses(notice: FailureNotice) -> None:

@@ -44,6 +44,10 @@ class FakeNvml:
         self.gpus = ["GPU-aa01", "GPU-bb02", "GPU-cc03", "GPU-lost"]
         self.parts = {"GPU-bb02": {0: "MIG-b0", 2: "MIG-b2"}}
         self.used = 30 * GIB
+        self.is_open = True
+
+    def nvmlShutdown(self) -> None:
+        self.is_open = False
 
     def nvmlDeviceGetCount(self) -> int:
         return len(self.gpus)
@@ -205,6 +209,14 @@ def test_a_gpu_with_the_memory_of_the_host_is_listed_with_it(monkeypatch: pytest
     assert [device.shares_host_memory for device in (shared, *others)] == [True, False, False, False]
     use = DeviceSampler(shared, lambda: None, UnifiedNvml()).sample()
     assert use == DeviceUse(20 * GIB, 120 * GIB, 0.87)
+
+
+def test_a_detection_looks_anew_and_keeps_no_gpu_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that a process holds open cannot be reset."""
+    nvml = FakeNvml()
+    monkeypatch.setattr(detect, "open_nvml", lambda: nvml)
+    assert len(detect_inventory({}).accelerators) == 4
+    assert not nvml.is_open
 
 
 def make_gpu(uuid: str) -> Device:

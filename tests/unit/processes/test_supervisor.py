@@ -169,3 +169,33 @@ def test_what_follows_a_child_is_told_how_it_ended(tmp_path: Path) -> None:
         wait_for(lambda: "up" in read(tmp_path / "second.log"))
         assert ends == [-signal.SIGSEGV]
         assert list(supervisor.pids) == ["second"]
+
+
+def test_children_are_exchanged_while_others_run_on_and_none_starts_after_a_stop(tmp_path: Path) -> None:
+    stays, leaves, comes, late = (
+        shell(
+            tmp_path,
+            name,
+            f"trap 'echo ended; exit 0' TERM; echo {name} up; echo up; while :; do sleep 60 & wait $!; done",
+        )
+        for name in ("stays", "leaves", "comes", "late")
+    )
+    with Supervisor([stays, leaves]) as supervisor:
+        supervisor.start(DEADLINE_SECONDS)
+        pid = supervisor.pids["stays"]
+        supervisor.change({"leaves"}, [comes], grace=60)
+        assert read(tmp_path / "leaves.log")[-1] == "ended", "it has ended before another starts"
+        wait_for(lambda: "up" in read(tmp_path / "comes.log"))
+        assert supervisor.pids.keys() == {"stays", "comes"}
+        assert supervisor.pids["stays"] == pid
+        supervisor.stop(grace=60)
+        supervisor.change(set(), [late])
+        assert supervisor.pids.keys() == {"stays", "comes"}
+
+
+def test_a_child_that_waits_to_be_restarted_leaves_at_once(tmp_path: Path) -> None:
+    with Supervisor([shell(tmp_path, "dies", "echo up; exit 1")]) as supervisor:
+        supervisor.start(DEADLINE_SECONDS)
+        wait_for(lambda: read(tmp_path / "dies.log").count("up") > 3)  # the next pause has 4 s
+        supervisor.change({"dies"}, [], grace=3)
+        assert supervisor.pids == {}

@@ -1,16 +1,18 @@
 """What a worker says of itself: the engine's figures, what the worker alone knows, and its last ten minutes."""
 
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
-from vectormill.cli.service import summarize_worker
+from vectormill.cli.service import show_standing, summarize_worker
 from vectormill.workers.samples import MOST_SAMPLES, Sample, list_device_uses, read_samples
 from worker.chunk.ledger import WATCHED, ChunkLedger, Timesheet
 from worker.devices.detect import DeviceUse
-from worker.report import GAP_SECONDS, RecentSamples, WorkerReport
+from worker.report import GAP_SECONDS, RecentSamples, WorkerReport, read_losses
 
 PLACEMENT = {"strategy": "replicate", "stages": []}
 
@@ -83,6 +85,29 @@ def test_each_device_of_a_shared_model_is_told_and_all_together_as_the_fullest_w
     ]
     row = summarize_worker({"name": "w", "model": "m", "report": said | {"placement": None}})
     assert (row["memory"], row["in use"]) == ("10.0 of 80, 9.0 of 24 GiB", "90%, 50%, -")
+
+
+def test_a_worker_tells_which_devices_its_launcher_has_lost_among_the_reasons_of_the_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = tmp_path / "losses"
+    placement = {"strategy": "replicate", "stages": [], "plan": {"reasons": ["It fits."]}}
+    report = WorkerReport(
+        cast(Any, FakeEngine()),
+        Timesheet(lambda: 0.0),
+        {"cuda:0": cast(Any, FakeSampler())},
+        placement,
+        losses=partial(read_losses, losses),
+    )
+    assert report.compose()["placement"] == placement
+    losses.write_text("cuda:3 is lost.\n")
+    said = report.compose()
+    assert said["placement"]["plan"]["reasons"] == ["cuda:3 is lost.", "It fits."]
+    workers = [{"name": name, "model": "m", "report": said | {"placement": None}} for name in ("v", "w")]
+    show_standing(cast(Any, SimpleNamespace(workers=lambda: workers, schedules=list)), is_json=False)
+    assert capsys.readouterr().err == "cuda:3 is lost.\n", "once, however many workers tell it"
+    losses.write_text("")
+    assert report.compose()["placement"] == placement
 
 
 def test_a_worker_that_has_done_nothing_is_bound_by_nothing() -> None:
