@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 from transformers import AttentionInterface
 
+from tests.adapters import ADAPTER
 from tests.contract.packed_models import make_sequences
 from tests.contract.waits import RefusesWaiting
 from vectormill.models.layouts import read_model_card
@@ -36,11 +37,19 @@ STUB: Final = "vectormill_stub"
 PACKED_MODELS: Final = ("bert", "xlm-roberta", "modernbert", "qwen3", "qwen3, window", "structbert, labels")
 # Models whose weights are compressed, by the name of their folder: what they are made of, and their precision. Wide
 # enough that ranks cut no group of numbers with one scale, and that the vocabulary is compressed too.
-COMPRESSED: Final = {"bert, int8": "bert", "modernbert, labels, int8": "modernbert"}
-WIDE: Final = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 4200}
+COMPRESSED: Final = {
+    "bert, int8": "bert",
+    "modernbert, labels, int8": "modernbert",
+    "bert, adapter, int8": "bert",
+    "modernbert, adapter, int8": "modernbert",
+    "qwen3, adapter, int8": "qwen3",
+}
+WIDE: Final = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 256, "vocab_size": 4200}
 # Classifiers, by the name of their folder: their architecture, and StructBERT as it is published. One of each kind of
 # layout; tests/contract/test_classifiers_agree.py has every head.
 LABELED: Final = {f"{kind}, labels": kind for kind in ("structbert", "qwen3", "deberta-v2")}
+# Models with an adapter for every linear layer and the vocabulary; some of the compressed ones have one too.
+ADAPTED: Final = {f"{kind}, adapter": kind for kind in ("bert", "modernbert", "qwen3", "deberta-v2")}
 # RexUniNLU as it is published, and what it is asked lies in its folder.
 EXTRACTING: Final = {f"rexuninlu, {model}": model for model in ("model", "model_b")}
 SEQUENCES: Final = "sequences.pickle"
@@ -86,7 +95,10 @@ def read_card(folder: Path) -> ModelCard:
     """Vectors are of two poolings; a head says itself what it reads."""
     gives_vectors = "labels" not in folder.name and folder.name not in EXTRACTING
     pooling = "mean+last_token" if gives_vectors else None
-    return read_model_card(folder.name, folder, ModelEntry(path=str(folder), pooling=pooling))
+    adapter = ADAPTER if "adapter" in folder.name else None
+    return read_model_card(
+        folder.name, folder, ModelEntry(path=str(folder), pooling=pooling, adapter=adapter)
+    )
 
 
 def read_num_layers(folder: Path) -> int:

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.adapters import write_adapter
 from tests.classifiers import STRUCTBERT, write_classifier
 from tests.contract.packed_models import TOKENIZER, make_transformer
 from tests.contract.rank_program import (
+    ADAPTED,
     COMPRESSED,
     EXTRACTING,
     LABELED,
@@ -69,12 +71,16 @@ def save_models(directory: Path, world_size: int, wanted: set[str]) -> None:
 
 def save_models_of_two_ranks(directory: Path, wanted: set[str]) -> None:
     """Write those of the wanted models by which more ranks would show nothing else."""
-    for name, kind in ((name, kind) for name, kind in COMPRESSED.items() if name in wanted):
-        if "labels" in name:
-            write_classifier(directory / name, kind, num_hidden_layers=NUM_LAYERS, **WIDE)
-        else:
-            make_transformer(kind, num_hidden_layers=NUM_LAYERS, **WIDE).save_pretrained(directory / name)
+    for name, kind in (COMPRESSED | ADAPTED).items():
+        sizes = WIDE if name in COMPRESSED else {}
+        if name in wanted and "labels" in name:
+            write_classifier(directory / name, kind, num_hidden_layers=NUM_LAYERS, **sizes)
+        elif name in wanted:
+            transformer = make_transformer(kind, num_hidden_layers=NUM_LAYERS, **sizes)
+            transformer.save_pretrained(directory / name)
             (directory / name / "tokenizer.json").write_text(TOKENIZER)
+            if "adapter" in name:
+                write_adapter(directory / name, transformer)
     for name in wanted & LABELED.keys():
         kind = LABELED[name]
         if kind == "structbert":
@@ -119,7 +125,7 @@ def join_answers(answers: list[Any], name: str) -> Ragged:
     ("name", "strategy", "attention"),
     [
         (name, strategy, attention)
-        for name in (*MODELS, *COMPRESSED, *LABELED)
+        for name in (*MODELS, *COMPRESSED, *ADAPTED, *LABELED)
         for strategy in strategies_of(name)
         for attention in attentions_of(name)
     ],

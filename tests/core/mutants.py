@@ -366,8 +366,8 @@ MUTANTS: Final = (
     Mutant(
         "an adapter is merged without its factor",
         "worker/model/adapters.py",
-        'pair["B"] @ pair["A"] * adapter.scaling',
-        'pair["B"] @ pair["A"]',
+        "product * self.scaling",
+        "product",
     ),
     Mutant(
         "a reranker's score is the logit of one word of two",

@@ -163,8 +163,7 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
             f"missing (such as {', '.join(missing[:3]) or 'none'}) and {len(loading['mismatched_keys'])} have the "
             "wrong shape."
         )
-    if card.adapter is not None:
-        merge_adapter(model, card, card.adapter)
+    merge_adapter(model, card)
     return prepare_transformer(model)
 
 

@@ -85,8 +85,7 @@ def _load_embedder(card: ModelCard, spec: EncodingSpec) -> Encode:
     config = transformers.AutoConfig.from_pretrained(card.path, **OFFLINE)
     encoder = find_family(config.model_type).encoder
     model = _read(getattr(transformers, encoder or "AutoModel"), card)
-    if card.adapter is not None:
-        merge_adapter(model, card, card.adapter)  # compared with peft in tests/contract
+    merge_adapter(model, card)  # compared with peft in tests/contract
     dense = load_dense(card)
     # The tokens of the prompt, without the special ones after a text.
     after = len(card.special.suffix)

@@ -21,6 +21,9 @@ from vectormill.domain.errors import ModelError
 from vectormill.models.rounding import SMALLEST_TABLE_ROWS, find_group_size, round_linear, round_table
 from vectormill.models.weights import SAFETENSORS
 
+# The start and the end along a dimension of a tensor.
+Range = tuple[int, int]
+
 # Where transformers' tables of Gemma hold the number by which they multiply.
 _FACTOR: Final = "scalar_embed_scale"
 
@@ -71,6 +74,14 @@ def read_tensors(
         with open_weights(path) as file:
             found |= {name: file.get_tensor(name) for name in file.keys() if is_wanted(name)}  # noqa: SIM118
     return found
+
+
+def read_ranges(view: Any, dim: int, ranges: list[Range] | None) -> Tensor:
+    """Return ranges along `dim` of a tensor in an open file, concatenated; all of it without ranges."""
+    before = (slice(None),) * dim
+    slices = [slice(None)] if ranges is None else [slice(start, end) for start, end in ranges]
+    parts: list[Tensor] = [view[(*before, each)] for each in slices]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
 
 
 class Rounded(nn.Module):

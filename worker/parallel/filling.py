@@ -28,16 +28,19 @@ from vectormill.models.model_card import ModelCard
 from vectormill.models.tensor_headers import TensorHeader, read_header
 from vectormill.models.weights import find_weights
 from worker.encoder.encoder import OnRead
+from worker.model.adapters import MatrixPair
 from worker.model.classifiers import PUBLISHED_PREFIX, is_published, load_config, outline_head
 from worker.model.network import prepare_transformer
 from worker.model.runtime import transformers
 from worker.model.weights import (
+    Range,
     Rounded,
     RoundedEmbedding,
     RoundedLinear,
     find_compressible,
     find_factor,
     open_weights,
+    read_ranges,
 )
 
 
@@ -65,16 +68,13 @@ class WeightFiles:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def read(self, name: str, dim: int, ranges: list[tuple[int, int]], dtype: torch.dtype) -> Tensor:
+    def read(self, name: str, dim: int, ranges: list[Range], dtype: torch.dtype) -> Tensor:
         """Return ranges of the tensor along `dim`, concatenated.
 
         Raises ModelError if the tensor is missing.
         """
         file, stored, _ = self._find(name)
-        view = file.get_slice(stored)
-        before = (slice(None),) * dim
-        parts = [view[(*before, slice(start, end))] for start, end in ranges]
-        tensor: Tensor = parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
+        tensor = read_ranges(file.get_slice(stored), dim, ranges)
         self.num_bytes += tensor.nbytes
         return tensor.to(dtype)
 
@@ -135,18 +135,11 @@ def _own_part(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-Range = tuple[int, int]
-
-
 def build_skeleton(card: ModelCard, dtype: torch.dtype) -> nn.Module:
     """Return the bare transformer in evaluation mode with parameters on the meta device.
 
     Raises ModelError.
     """
-    if card.adapter is not None:
-        raise ModelError(
-            f"The adapter of model {card.name!r} cannot be merged into parts of it; use the strategy replicate."
-        )
     try:
         config = load_config(card)
         with _parameters_on_meta():
@@ -175,13 +168,15 @@ def fill(
     first_layer: int = 0,
     joined: Mapping[str, int] = MappingProxyType({}),
     cuts: Mapping[str, Tensor] = MappingProxyType({}),
+    adapter: Mapping[str, MatrixPair] = MappingProxyType({}),
     on_read: OnRead | None = None,
 ) -> int:
     """Allocate every parameter on the device and fill it from the files. Return the number of bytes read.
 
     `first_layer` is the index in the whole model of this part's first layer. `joined` are those of the
     layout, where each of the matrices in one tensor is cut separately. `cuts` are, by name, the parameters as
-    they were cut, for modules that do not record which part they hold.
+    they were cut, for modules that do not record which part they hold. `adapter` are the matrices that change
+    weights of the whole model, of which each part is added to the same part of its weight.
     """
     buffers = [
         (module, name, buffer)
@@ -211,11 +206,12 @@ def fill(
             num_bytes += files.count_bytes(stored, prod(shape) // shape[dim] * num_slices)
         for name, (stored, dim, ranges) in parts.items():
             module = rounded.get(name.removesuffix(".weight"))
+            values = files.read(stored, dim, ranges, held[name].dtype if module is None else module.dtype)
+            if stored in adapter:
+                values = adapter[stored].add_to(values, dim, ranges)
             if module is None:
-                values = files.read(stored, dim, ranges, held[name].dtype)
                 _copy(values, held[name], stored, card)
             else:
-                values = files.read(stored, dim, ranges, module.dtype)
                 for leaf, numbers in module.round(values).items():
                     _copy(numbers, getattr(module, leaf), stored, card)
             if on_read is not None:

@@ -25,6 +25,7 @@ from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA
 from worker.encoder.choice import COMPRESSED, find_arithmetic
 from worker.encoder.encoder import EncoderOrder
+from worker.model.adapters import open_adapter
 from worker.model.torch_encoder import DTYPES
 from worker.parallel.filling import fill, hold_rounded
 from worker.parallel.pipeline import PipelineStage, cut_stage, split_micro_batches
@@ -97,17 +98,19 @@ class LoadedShard:
         self._hidden_size = hidden_size
         self.device = open_device(order)
         join_process_group(rank, PROCESS_GROUPS[order.device.kind])
-        cuts = self._divide(network, layout, is_compressed=precision in COMPRESSED)
-        self.num_bytes_read = fill(
-            network,
-            order.card,
-            layout,
-            self.device,
-            first_layer=rank.first_layer if self._has_stages else 0,
-            joined=layout.joined if rank.strategy == TENSOR else {},
-            cuts=cuts,
-            on_read=order.on_read,
-        )
+        with open_adapter(network, order.card) as adapter:  # while the network is whole
+            cuts = self._divide(network, layout, is_compressed=precision in COMPRESSED)
+            self.num_bytes_read = fill(
+                network,
+                order.card,
+                layout,
+                self.device,
+                first_layer=rank.first_layer if self._has_stages else 0,
+                joined=layout.joined if rank.strategy == TENSOR else {},
+                cuts=cuts,
+                adapter=adapter,
+                on_read=order.on_read,
+            )
         dtype = DTYPES[find_arithmetic(precision, order.device)]
         self._stage = PipelineStage(rank, dtype, self.device)
 
