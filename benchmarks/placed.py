@@ -44,7 +44,7 @@ def plan_replica(
 
     Raise BenchmarkFailed when the planner refuses.
     """
-    rooms = [DeviceCapacity(device.name, device.kind, 1024 * GIB, 1e12) for device in devices]
+    rooms = tuple(DeviceCapacity(device.name, device.kind, 1024 * GIB, 1e12) for device in devices)
     needs = MinimumNeeds(precision, precision, "padded (sdpa)", length, tokens)
     built = ReplicaBuilder(card.find_shape(), needs).build(strategy, rooms, "pcie")
     if not isinstance(built, Replica):

@@ -5,12 +5,12 @@ Nothing is started, and the hardware is not queried: its inventory is given.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from typing import Final
 
 from vectormill.domain.errors import ConfigurationError
-from vectormill.models.families import find_family
-from vectormill.models.model_card import GLINER, ModelCard
+from vectormill.models.model_card import ModelCard
 from vectormill.models.model_shape import ModelShape
 from worker.devices.device import CPU, CUDA, Device, Inventory, divide_gpus, parse_devices
 from worker.encoder.choice import (
@@ -21,10 +21,12 @@ from worker.encoder.choice import (
     choose_extraction_precision,
     choose_precision,
     choose_static_precision,
-    find_obstacle,
+    find_packing_obstacle,
 )
 from worker.encoder.encoder import AUTO
 from worker.encoder.switches import PACKED_RANKS, describe_switches, list_wanted
+from worker.placement.footprint import count_results
+from worker.placement.obstacles import find_obstacle
 from worker.placement.placement import PRECISIONS, Placement, PlanSettings
 from worker.placement.room import GIB, guess_flops
 from worker.placement.strategies import REPLICATE
@@ -136,11 +138,6 @@ def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings
     shape = find_shape(card)
     devices = parse_devices(settings.devices, inventory)
     precision, precisions = _choose_precision(card, devices[0], settings)
-    layout = find_family(shape.model_type).layout if card.extractor != GLINER else None
-    what = card.extractor or shape.model_type
-    obstacle = (
-        "" if layout is not None else f"models of the architecture {what!r} cannot be shared between devices"
-    )
     return Tenant(
         card.name,
         shape,
@@ -150,10 +147,16 @@ def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings
             devices=settings.devices,
             strategy=settings.strategy,
             memory_share=settings.memory_high_watermark,
-            sharing_obstacle=obstacle,
-            tensor_obstacle=layout.tensor_obstacle if layout is not None else "",
+            find_obstacle=partial(
+                find_obstacle,
+                replace(card, shape=shape),
+                precision=precision,
+                backend=settings.backend,
+                is_reproducible=settings.reproducible,
+            ),
             attention=PACKED if _is_packed(shape, devices, precision, settings) else "",
             precisions=precisions,
+            results=count_results(card),
         ),
     )
 
@@ -181,7 +184,7 @@ def _is_packed(
         )
     )
     attention = AttentionShape(shape.model_type, shape.head_size, padding_id=0)
-    return is_wanted and not any(find_obstacle(attention, device, precision) for device in devices)
+    return is_wanted and not any(find_packing_obstacle(attention, device, precision) for device in devices)
 
 
 def find_shape(card: ModelCard) -> ModelShape:

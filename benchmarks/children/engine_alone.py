@@ -9,7 +9,6 @@ import queue
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -157,10 +156,6 @@ def plan_way(card: ModelCard, way: str) -> tuple[Sharing, ...]:
         Sharing(replica, tuple(known[name] for name in replica.devices))
         for replica in plan_worker(card, inventory, settings).replicas
     )
-    if way == MODEL_PARALLEL:
-        # The published figure is for plain layer-by-layer execution; two micro-batches would make it a
-        # two-stage pipeline.
-        return tuple(replace(each, replica=replace(each.replica, micro_batches=1)) for each in replicas)
     return replicas[:1] if way == SINGLE else replicas
 
 

@@ -22,7 +22,7 @@ from vectormill.settings import ModelEntry
 from worker.batching.batch import WORD_MARKS, Batch
 from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import Encoder, EncoderOrder
-from worker.placement.footprint import make_footprint
+from worker.placement.footprint import count_weights
 from worker.tasks.extract.gliner import FIRST_OF_WORD, WORD, Gliner
 from worker.tasks.extract.model.gliner import GlinerNetwork, count_turns, find_places
 from worker.tasks.extract.model.head import pad_arrays
@@ -185,6 +185,6 @@ def test_packed_attention_is_refused_and_the_layers_are_those_of_the_encoder(tmp
         load(card, tmp_path, attention="packed")
     shape = card.find_shape()
     assert (shape.num_layers, shape.hidden_size, shape.num_relative_positions) == (2, 32, 32)
-    footprint = make_footprint(shape, "fp32", "padded (eager)")
-    assert len(footprint.layer_bytes) == 2
-    assert footprint.weight_bytes == 4 * (card.num_parameters or 0)
+    weights = count_weights(shape, "fp32", 4)
+    assert len(weights.layer_bytes) == 2
+    assert weights.total_bytes == 4 * (card.num_parameters or 0)

@@ -77,6 +77,10 @@ class Family:
     padding_id: int | None = None
     counts_itself: bool = False
     overflows_fp16: bool = False
+    num_states: int = 5
+    num_wide: int = 0
+    num_rotary: int = 1
+    num_scores: int = 2
     encoder: str = ""
     head_pooling: str = ""
     bare: Mapping[str, str] = field(default_factory=dict)
@@ -139,6 +143,8 @@ def _roberta(model_type: str, architecture: str) -> Family:
         model_type,
         BEHIND_PADDING,
         has_offset=True,
+        num_states=3,
+        num_rotary=0,
         head_pooling="cls",
         bare={architecture: _CONVENTION},
         layout=_BERT,
@@ -146,7 +152,12 @@ def _roberta(model_type: str, architecture: str) -> Family:
 
 
 def _decoder(
-    model_type: str, obstacle: str = "", *, counts_itself: bool = False, overflows_fp16: bool = False
+    model_type: str,
+    obstacle: str = "",
+    *,
+    counts_itself: bool = False,
+    overflows_fp16: bool = False,
+    num_rotary: int = 1,
 ) -> Family:
     """Return a family with rotary positions, grouped key heads, and windows if the configuration has them."""
     # Texts are read from left to right, so that only the last token has seen all others.
@@ -158,6 +169,8 @@ def _decoder(
         needs_mask=True,
         counts_itself=counts_itself,
         overflows_fp16=overflows_fp16,
+        num_states=4,
+        num_rotary=num_rotary,
         head_pooling="last_token",
         layout=_DECODER,
     )
@@ -166,10 +179,19 @@ def _decoder(
 FAMILIES: Final[Mapping[str, Family]] = {
     family.model_type: family
     for family in (
-        Family("albert", FROM_ZERO, head_pooling="cls", bare={"AlbertModel": _CONVENTION}),
+        Family(
+            "albert",
+            FROM_ZERO,
+            num_states=3,
+            num_rotary=0,
+            head_pooling="cls",
+            bare={"AlbertModel": _CONVENTION},
+        ),
         Family(
             "bert",
             FROM_ZERO,
+            num_states=3,
+            num_rotary=0,
             head_pooling="cls",
             bare={"BertModel": _CONVENTION, "Contriever": _CONTRIEVER},
             layout=_BERT,
@@ -194,17 +216,32 @@ FAMILIES: Final[Mapping[str, Family]] = {
             bare={"DebertaV2Model": _CONVENTION},
             layout=_DEBERTA,
         ),
-        Family("distilbert", FROM_ZERO, head_pooling="cls", bare={"DistilBertModel": _CONVENTION}),
-        Family("electra", FROM_ZERO, head_pooling="cls", bare={"ElectraModel": _CONVENTION}, layout=_BERT),
-        Family("eurobert", FROM_ZERO, bare={"EuroBertModel": _CONVENTION}),
+        Family(
+            "distilbert",
+            FROM_ZERO,
+            num_states=3,
+            num_rotary=0,
+            head_pooling="cls",
+            bare={"DistilBertModel": _CONVENTION},
+        ),
+        Family(
+            "electra",
+            FROM_ZERO,
+            num_states=3,
+            num_rotary=0,
+            head_pooling="cls",
+            bare={"ElectraModel": _CONVENTION},
+            layout=_BERT,
+        ),
+        Family("eurobert", FROM_ZERO, num_states=4, bare={"EuroBertModel": _CONVENTION}),
         _decoder("gemma"),
         # Gemma 2 and 3 were trained in bf16: https://github.com/huggingface/transformers/issues/36822, and
         # https://huggingface.co/google/embeddinggemma-300m: "activations do not support float16".
         _decoder("gemma2", _SOFTCAP, overflows_fp16=True),
         # EmbeddingGemma looks both ways (use_bidirectional_attention).
-        _decoder("gemma3_text", counts_itself=True, overflows_fp16=True),
-        Family("gte", FROM_ZERO),
-        Family("jina_embeddings_v3", FROM_ZERO, bare={"JinaEmbeddingsV3Model": _JINA}),
+        _decoder("gemma3_text", counts_itself=True, overflows_fp16=True, num_rotary=2),
+        Family("gte", FROM_ZERO, num_states=4, num_wide=3),
+        Family("jina_embeddings_v3", FROM_ZERO, num_states=4, bare={"JinaEmbeddingsV3Model": _JINA}),
         _decoder("llama"),
         Family(
             "longformer",
@@ -219,6 +256,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         Family(
             "modernbert",
             FROM_ZERO,
+            num_rotary=2,
             head_pooling="cls",
             bare={"ModernBertModel": _CONVENTION},
             layout=_MODERNBERT,
@@ -226,17 +264,41 @@ FAMILIES: Final[Mapping[str, Family]] = {
         Family(
             "mpnet",
             packing_obstacle=_RELATIVE,
+            num_states=4,
+            num_rotary=0,
+            num_scores=3,
             has_offset=True,
             padding_id=1,
             bare={"MPNetModel": _CONVENTION},
         ),
-        Family("mt5", packing_obstacle=_RELATIVE, never_waits=False, encoder="MT5EncoderModel"),
-        Family("nomic_bert", FROM_ZERO, bare={"NomicBertModel": _NOMIC}),
+        Family(
+            "mt5",
+            packing_obstacle=_RELATIVE,
+            num_rotary=0,
+            num_scores=3,
+            never_waits=False,
+            encoder="MT5EncoderModel",
+        ),
+        Family("nomic_bert", FROM_ZERO, num_states=4, num_wide=3, bare={"NomicBertModel": _NOMIC}),
         _decoder("qwen2"),
         _decoder("qwen3"),
         _roberta("roberta", "RobertaModel"),
-        Family("t5", packing_obstacle=_RELATIVE, never_waits=False, encoder="T5EncoderModel"),
-        Family("umt5", packing_obstacle=_RELATIVE, never_waits=False, encoder="UMT5EncoderModel"),
+        Family(
+            "t5",
+            packing_obstacle=_RELATIVE,
+            num_rotary=0,
+            num_scores=3,
+            never_waits=False,
+            encoder="T5EncoderModel",
+        ),
+        Family(
+            "umt5",
+            packing_obstacle=_RELATIVE,
+            num_rotary=0,
+            num_scores=3,
+            never_waits=False,
+            encoder="UMT5EncoderModel",
+        ),
         _roberta("xlm-roberta", "XLMRobertaModel"),
         Family("xlm-roberta-xl", never_waits=False, has_offset=True),
     )

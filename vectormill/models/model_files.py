@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from vectormill.domain.encoding import COSINE, DOT
 from vectormill.domain.errors import ModelError, UnsupportedModel
@@ -35,6 +35,8 @@ ACTIVATIONS: Final = (
     "ELU", "GELU", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU", "LogSigmoid", "Mish", "ReLU",
     "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softsign", "Tanh", "Tanhshrink",
 )  # fmt: skip
+# The names of the key in config.json for the function between the two matrices of a feed-forward block.
+ACTIVATION_KEYS: Final = ("hidden_activation", "hidden_act", "activation", "activation_function")
 # The keys of sentence-transformers' files that no result depends on, each with the reason. Every other key is
 # honoured, or named in the refusal of the model.
 VERSIONS: Final = {"__version__": "the versions of the packages that saved the model"}
@@ -291,6 +293,7 @@ class ModelFiles:
         def find(*keys: str) -> int:
             return next((config.take(key, 0, least=0) for key in keys if config.values.get(key)), 0)
 
+        values = config.values
         hidden_size = find("hidden_size", "d_model", "dim")
         num_heads = find("num_attention_heads", "n_heads", "num_heads")
         shape = ModelShape(
@@ -302,6 +305,9 @@ class ModelFiles:
             intermediate_size=find("intermediate_size", "hidden_dim", "d_ff", "ffn_dim"),
             vocab_size=find("vocab_size"),
             model_type=config.take("model_type", ""),
+            sees_later=_sees_later(values),
+            has_window=_has_window(values),
+            activation=str(next((values[key] for key in ACTIVATION_KEYS if values.get(key)), "")),
         )
         floats = {
             name.removeprefix(prefix): each.shape for name, each in self.headers.items() if each.is_float
@@ -364,3 +370,19 @@ class ModelFiles:
                 f"modules.json of model {self.name!r} refers to a path outside the model directory: {folder!r} "
                 f"resolves to {outside[0] if outside else place}. Copy the missing files into {self.directory}."
             )
+
+
+def _sees_later(values: Mapping[str, Any]) -> bool:
+    """Return True if tokens attend to those behind them, by the values of a config.json."""
+    looks_both_ways = values.get("is_causal") is False or bool(values.get("use_bidirectional_attention"))
+    return looks_both_ways or not find_family(values.get("model_type", "")).is_causal
+
+
+def _has_window(values: Mapping[str, Any]) -> bool:
+    """Return True if some layers attend to near tokens only, by the values of a config.json."""
+    is_qwen = str(values.get("model_type", "")).startswith(
+        "qwen"
+    )  # whose window is off unless it is turned on
+    if not values.get("use_sliding_window", not is_qwen):
+        return False
+    return bool(values.get("sliding_window") or values.get("local_attention"))

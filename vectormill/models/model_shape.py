@@ -51,7 +51,9 @@ class ModelShape:
     """The sizes that determine memory and arithmetic; 0 where the model's files leave one out.
 
     `dense_values` counts the values of Dense modules or of a classifier's head, which are always fp32. An
-    extractor computes relative positions in its own way (worker.tasks.extract.model).
+    extractor computes relative positions in its own way (worker.tasks.extract.model). If it `sees_later`, a
+    token attends to those behind it; if it `has_window`, some layers attend to near tokens only. `activation`
+    names the function between the matrices of the feed-forward block.
     """
 
     num_layers: int = 0
@@ -67,6 +69,9 @@ class ModelShape:
     model_type: str = ""
     is_extractor: bool = False
     vocab_size: int = 0
+    sees_later: bool = True
+    has_window: bool = False
+    activation: str = ""
 
     @property
     def flop_per_token(self) -> float:

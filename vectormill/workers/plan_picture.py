@@ -46,8 +46,6 @@ def describe_replica(replica: Body) -> str:
     if replica["strategy"] != REPLICATE:
         num_devices = sum(len(stage["shards"]) for stage in replica["stages"])
         parts.insert(0, f"{replica['strategy']} over {num_devices} devices")
-    if replica["micro_batches"] > 1:
-        parts.append(f"{replica['micro_batches']} micro-batches")
     return ", ".join(parts)
 
 

@@ -58,7 +58,7 @@ from worker.encoder.choice import (
     AttentionShape,
     choose_precision,
     choose_static_precision,
-    find_obstacle,
+    find_packing_obstacle,
 )
 from worker.encoder.encoder import AUTO
 from worker.engine.engine import CANARIES, Engine
@@ -195,7 +195,7 @@ def _list_on(device: Device, precision: str, shape: ModelShape, choices: Choices
             continue
         name = CPU if device.kind == CPU else device.name
         yield Combination(backend.name, precision, PADDED, REPLICATE, name)
-        if backend.has_packed_attention and not find_obstacle(attention, device, precision):
+        if backend.has_packed_attention and not find_packing_obstacle(attention, device, precision):
             yield Combination(backend.name, precision, PACKED, REPLICATE, name)
 
 

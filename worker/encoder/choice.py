@@ -132,7 +132,7 @@ def choose_attention(wanted: str, shape: AttentionShape, device: Device, precisi
     """
     if wanted == PADDED:
         return Choice(PADDED, "requested")
-    obstacle = find_obstacle(shape, device, precision)
+    obstacle = find_packing_obstacle(shape, device, precision)
     if wanted == PACKED:
         if obstacle:
             raise ModelError(f"Packed attention cannot be used because {obstacle}; use padded or auto.")
@@ -147,7 +147,7 @@ def choose_attention(wanted: str, shape: AttentionShape, device: Device, precisi
     return Choice(PACKED, "no padding is computed")
 
 
-def find_obstacle(shape: AttentionShape, device: Device, precision: str) -> str:
+def find_packing_obstacle(shape: AttentionShape, device: Device, precision: str) -> str:
     """Return why a model cannot be packed on the device, to complete a "because"; empty if it can."""
     family = find_family(shape.model_type)
     if shape.has_unattended:

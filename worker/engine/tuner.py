@@ -6,7 +6,7 @@ thread calls `max_batch_tokens` and the observe methods; any thread may call `de
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
@@ -16,8 +16,17 @@ from worker.batching.batch import OwnedBatch
 from worker.batching.budget import SMALLEST_TOKENS, BudgetRules, TokenBudget
 from worker.batching.cost import BatchCost, LengthBuckets, find_quadratic_length
 from worker.devices.device import CPU, Device
+from worker.encoder.choice import find_arithmetic
 from worker.encoder.encoder import EncoderReport, find_changes
-from worker.placement.footprint import VALUE_BYTES, Footprint, find_bias_bytes, make_footprint
+from worker.placement.footprint import (
+    VALUE_BYTES,
+    WHOLE,
+    Footprint,
+    count_results,
+    find_bias_bytes,
+    list_shares,
+    make_footprint,
+)
 from worker.placement.placement import Replica
 from worker.placement.strategies import FULLY_SHARDED
 from worker.runner.memory import MemoryReport
@@ -86,17 +95,21 @@ class Tuner:
     def _bound(self, report: EncoderReport) -> None:
         """Limit batches to the memory below the high watermark that is free once the weights are loaded."""
         self._budget.forget_bound()
-        footprint = foresee_footprint(self._card, report, self._device)
-        if footprint is None or self._memory is None:
+        replica = None if self._sharing is None else self._sharing.replica
+        devices = (self._device,) if self._sharing is None else self._sharing.devices
+        footprints = foresee_footprints(self._card, report, devices, replica)
+        if not footprints or self._memory is None:
             return
         high_watermark = self._budget.rules.high_watermark
-        # The free memory of the device that has least; negative if it uses more than the watermark.
-        free_bytes = min(
+        # The free memory of each device; negative if it uses more than the watermark.
+        free_bytes = [
             int((high_watermark - used) * device.memory_bytes) for device, used in self._used_shares()
+        ]
+        num_parts = len(devices) if replica is not None and replica.strategy == FULLY_SHARDED else 1
+        self._budget.largest_batch_tokens = bound_batches(
+            footprints, free_bytes, num_parts, pads=not report.is_packed
         )
-        num_parts = count_batch_parts(None if self._sharing is None else self._sharing.replica)
-        self._budget.largest_batch_tokens = bound_batches(footprint, free_bytes, num_parts)
-        if free_bytes <= 0:
+        if min(free_bytes) <= 0:
             logger.warning(
                 "%s is in use before the first batch, above the high watermark of %.0f %%; "
                 "batches are limited to %d tokens.",
@@ -231,36 +244,57 @@ def choose_tokens_in_flight(batch_tokens: int, num_started: int, *, pads: bool) 
     return min(wanted, _MOST_TOKENS_IN_FLIGHT)
 
 
-def foresee_footprint(card: ModelCard, report: EncoderReport, device: Device) -> Footprint | None:
-    """Return the memory that batches will need; None if the model's files do not state its sizes.
+def foresee_footprints(
+    card: ModelCard, report: EncoderReport, devices: Sequence[Device], replica: Replica | None = None
+) -> list[Footprint]:
+    """Return the memory that batches will need on each device; none if the model's files do not state its sizes.
 
     Without it, only out-of-memory errors and the watermarks limit batches.
     """
     precision = report.precision.value if report.precision.value in VALUE_BYTES else "fp32"
+    shares = [WHOLE]
+    if replica is not None:
+        layers = [stage.num_layers for stage in replica.stages]
+        shares = list_shares(replica.strategy, layers, len(devices))
     try:
-        bias_bytes = find_bias_bytes(device.kind, device.memory_bytes)
-        return make_footprint(card.find_shape(), precision, report.attention, bias_bytes=bias_bytes)
+        return [
+            make_footprint(
+                card.find_shape(),
+                precision,
+                report.attention,
+                arithmetic=find_arithmetic(precision, device),
+                share=share,
+                kind=device.kind,
+                bias_bytes=find_bias_bytes(device.kind, device.memory_bytes),
+                results=count_results(card),
+            )
+            for share, device in zip(shares, devices, strict=True)
+        ]
     except ModelError as error:
         logger.warning(
             "The memory that batches need is unknown, so their size is found by trial and error: %s", error
         )
-        return None
+        return []
 
 
-def bound_batches(footprint: Footprint, free_bytes: int, num_parts: int) -> Callable[[int], int]:
-    """Return a function from a length to the most tokens that fit in a batch of `num_parts` parts."""
+def bound_batches(
+    footprints: Sequence[Footprint], free_bytes: Sequence[int], num_parts: int = 1, *, pads: bool = True
+) -> Callable[[int], int]:
+    """Return a function from a length to the most tokens that a batch may have, which devices encode in `num_parts`.
+
+    The device on which least fits decides. Parts are cut between sequences, so that where none is padded a part may
+    have almost a sequence more than its share.
+    """
 
     def largest_batch_tokens(length: int) -> int:
-        return max(SMALLEST_TOKENS, num_parts * footprint.largest_batch_tokens(free_bytes, length))
+        part = min(
+            need.largest_batch_tokens(free, length)
+            for need, free in zip(footprints, free_bytes, strict=False)
+        )
+        uneven = 0 if pads or num_parts == 1 else length
+        return max(SMALLEST_TOKENS, part, num_parts * (part - uneven))
 
     return largest_batch_tokens
-
-
-def count_batch_parts(replica: Replica | None) -> int:
-    """Return the number of parts that a batch is split into, computed one at a time or one on each device."""
-    if replica is None:
-        return 1
-    return len(replica.devices) if replica.strategy == FULLY_SHARDED else replica.micro_batches
 
 
 def find_batch_cost(card: ModelCard, report: EncoderReport) -> BatchCost:

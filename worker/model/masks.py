@@ -68,15 +68,15 @@ def make_sdpa_mask(
         return recorded if recorded is None or options.get("local_size") is None else _with_oneself(recorded)
     if _sees_nothing_behind(config):
         attention_mask = None
+    if attention_mask is not None and options.get("mask_function") is masking.bidirectional_mask_function:
+        return attention_mask.bool()[:, None, None, :]
     told = {} if attention_mask is None else _SKIP_NOTHING
     mask: Tensor | None = masking.sdpa_mask(
         attention_mask=attention_mask, config=config, **{**options, **told}
     )
     if mask is None:
         return None
-    if attention_mask is None:
-        return mask[:1]
-    return mask[:, :, :1] if options.get("mask_function") is masking.bidirectional_mask_function else mask
+    return mask[:1] if attention_mask is None else mask
 
 
 def _with_oneself(mask: Tensor) -> Tensor:

@@ -19,6 +19,9 @@ from worker.placement.strategies import HYBRID, REPLICATE, SHARED
 # The largest number of subsets of devices that are tried: eight devices of four classes have 81.
 MOST_FLEETS = 128
 
+# Of more devices all are used: grouping them leaves some idle anyway.
+MOST_LEFT_IDLE: Final = 16
+
 Group = tuple[DeviceCapacity, ...]
 
 
@@ -90,6 +93,9 @@ def sub_fleets(rooms: Sequence[DeviceCapacity], links: Links) -> Iterator[list[D
             # A device alone on its island differs from others only by its kind, memory and speed.
             place = number if len(island) > 1 else -1
             classes.setdefault((place, room.kind, room.capacity_bytes, room.flops), []).append(room)
+    if len(rooms) > MOST_LEFT_IDLE:
+        yield list(rooms)
+        return
     members = list(classes.values())
     counts = product(*(range(len(each), -1, -1) for each in members))
     for taken, _ in zip(counts, range(MOST_FLEETS), strict=False):
@@ -125,11 +131,17 @@ def draft_plans(
 ) -> Iterator[Draft]:
     """Yield a draft for every allowed strategy, number of devices per replica, and subset of the devices."""
     is_free = strategy in (AUTO, HYBRID)
-    for fleet in sub_fleets(rooms, links):
+    # Where every device is used in full by a replica of its own, nothing is faster; other plans are drafted to be told.
+    is_best_alone = is_free and sum(
+        replica.relative_rate for replica in draft_replicas(rooms, builder).replicas
+    ) >= sum(builder.full_rate(room) for room in rooms)
+    for fleet in [rooms] if is_best_alone else sub_fleets(rooms, links):
         if is_free or strategy == REPLICATE:
             yield draft_replicas(fleet, builder)
+        # Parts of one GPU share no replica, so larger groups than GPUs need not be tried.
+        largest = min(len(fleet), max(2, len({room.card or room.name for room in fleet})))
         for shared in SHARED if is_free else {strategy} & set(SHARED):
-            for size in range(2, len(fleet) + 1):
+            for size in range(2, largest + 1):
                 yield _draft_groups(fleet, size, shared, links, builder)
                 if is_free:
                     yield _draft_hybrid(fleet, size, shared, links, builder)
@@ -137,7 +149,7 @@ def draft_plans(
 
 def draft_replicas(rooms: Sequence[DeviceCapacity], builder: ReplicaBuilder) -> Draft:
     """Draft a replica on every device that can hold one alone."""
-    built = {room.name: builder.build(REPLICATE, [room], "") for room in rooms}
+    built = {room.name: builder.build(REPLICATE, (room,), "") for room in rooms}
     refused = {name: each for name, each in built.items() if isinstance(each, DoesNotFit)}
     return Draft(
         REPLICATE,

@@ -1,40 +1,56 @@
-"""Predict the memory that a model needs on a device for weights and activations, without loading weights.
+"""Predict the memory that a share of a model needs on a device, without loading weights. Imports no torch.
 
-Activations are those of a forward pass without gradients at its peak: a layer's output replaces that of the
-layer before, so the number of layers does not matter and recomputing activations would save nothing.
+One function, `make_footprint`, tells what a plan counts, how large a batch may be, how long a text, and what
+`vectormill plan` prints. Activations are those of a forward pass without gradients: a layer's output replaces
+that of the layer before, so only the widest moment of a layer matters, and recomputing activations would save
+nothing. tests/contract/test_footprint_agrees.py compares the prediction with what torch's allocator counts.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from vectormill.models.families import find_family
+from vectormill.models.model_card import ModelCard
 from vectormill.models.model_shape import ModelShape, TensorSize
 from vectormill.models.rounding import SMALLEST_TABLE_ROWS, find_group_size
 from worker.devices.device import CUDA
+from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR
 
 VALUE_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0}
+FLOAT_BYTES: Final = 4
 # Each group of compressed values has a scale.
 GROUP_BYTES: Final = {"int8": 4}
 COMPRESSED: Final = frozenset(GROUP_BYTES)
 
-# A token's id, and the same in a message.
-TOKEN_BYTES: Final = 8
-
-# Bytes per sequence and squared length. A fused kernel stores no scores, but a padded batch has a mask [n, 1,
-# L, L]: as bool, and as numbers that are added to the scores (sdpa); with openvino 16 bytes were measured.
+# What a batch holds of each token besides hidden states: its id and position as int64, and its place in a mask.
+TOKEN_BYTES: Final = 8 + 8 + 8
+# With openvino, 16 bytes were measured for each pair of tokens of a sequence.
 OPENVINO_MASK_BYTES: Final = 16
 
 # Memory that kernels keep from the first batch on: packed matrices, thread stacks, code. Measured 13 to 16 MB
 # on a CPU; cuBLAS' workspace on CUDA has that size.
 SCRATCH_BYTES: Final = 16_000_000
+# The buffers of a communicator of NCCL. A guess, not yet measured on GPUs: its default is a buffer of 4 MiB
+# (NCCL_BUFFSIZE) for each protocol, peer and channel. Gloo takes main memory, which counts as the process's own.
+COMMUNICATOR_BYTES: Final = 256 << 20
 
-# DeBERTa's matrices of scores [heads, L, L] that are alive together: content, both position terms, and their
-# sum; and mask and positions as int64, and the mask as bool. Measured on a CPU at 64 to 512 tokens
-# (docs/LOG.md).
-RELATIVE_SCORES: Final = 4
-RELATIVE_MASK_BYTES: Final = 8 + 8 + 1
+# The results that an activation function has alive at its end, if it is several operations; measured.
+ACTIVATION_RESULTS: Final = {
+    **dict.fromkeys(("gelu_10", "quick_gelu", "relu2", "sqrtsoftplus"), 2),
+    **dict.fromkeys(("gelu_new", "gelu_python", "gelu_python_tanh", "gelu_accurate", "laplace"), 3),
+    "gelu_fast": 4,
+}
+# The states in fp32 while a norm in a model of 16 bits computes: the states, their square, and the result.
+NORM_STATES: Final = 3
+
+# DeBERTa's matrices of scores [heads, L, L] that are alive together: content, both position terms; and the place of
+# each relative position as int64; and masks. Measured on a CPU.
+RELATIVE_SCORES: Final = 3
+RELATIVE_PLACE_BYTES: Final = 8
+RELATIVE_MASK_BYTES: Final = 5
 # The embeddings of relative positions, projected as queries and as keys, exist once per sequence.
 RELATIVE_PROJECTIONS: Final = 2
-
 # An extractor projects them once, when it is loaded, and computes as many heads at a time as fit into this
 # many bytes, or on a GPU into this share of its memory, at least one. Matrices per head: the bias, what is added to
 # it, and what both are gathered from, twice as wide (worker.tasks.extract.model.network).
@@ -44,40 +60,114 @@ BIAS_MATRICES: Final = 4
 # For all heads together: the number of a relative position, as int64 on a CPU, and whether the pair is hidden.
 EXTRACTOR_MASK_BYTES: Final = 8 + 1
 
+HALF_BYTES: Final = 2  # of a vector of a token
+# The logits of words that a sparse head computes at a time (worker.model.heads), and weighs in fp32.
+WORD_LOGITS: Final = 1 << 24
+
+# The layers that full sharding has whole at a time: the one that is computed, and of the next one its gathered
+# parts and what they are copied to. Of the embeddings it has the parts and the copy. Source: FSDP's
+# `foreach_all_gather_copy_out`.
+GATHERED_LAYERS: Final = 3
+GATHERED_EMBEDDINGS: Final = 2
+# The hidden states that a stage holds besides those of its own batch: the waiting ones and those being sent.
+WAITING_STATES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a model on one device: `num_layers` of `num_ranks` that share it by `strategy`.
+
+    Only the first stage of a pipeline has the embeddings, and only the last what follows the layers.
+    """
+
+    strategy: str = REPLICATE
+    num_ranks: int = 1
+    num_layers: int | None = None  # None for all layers
+    is_first: bool = True
+    is_last: bool = True
+
+
+WHOLE: Final = Share()
+
+
+def list_shares(strategy: str, stage_layers: Sequence[int], num_ranks: int) -> list[Share]:
+    """Return the share of each device of a replica, whose stages have so many layers."""
+    if strategy != PIPELINE:
+        return [Share(strategy, num_ranks)] * num_ranks
+    last = num_ranks - 1
+    return [
+        Share(strategy, num_ranks, count, is_first=number == 0, is_last=number == last)
+        for number, count in enumerate(stage_layers)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The bytes that are alive at one moment of a layer.
+
+    They grow with the tokens of a batch, with the pairs of tokens of each of its sequences, with the pairs of the
+    longest sequence, and with the number of sequences.
+    """
+
+    per_token: int
+    per_pair: int = 0
+    per_longest_pair: int = 0
+    per_sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The bytes that results take beyond a dense vector: of each token, of each sequence, and of every pass."""
+
+    per_token: int = 0
+    per_sequence: int = 0
+    fixed: int = 0
+
+
+NO_RESULTS: Final = Results()
+
+
+def count_results(card: ModelCard) -> Results:
+    """Return what the results of a model's other outputs take. They are copied once, into one array of bytes."""
+    words = card.sparse_dimensions if card.sparse_head is not None and not card.sparse_head.file else 0
+    return Results(
+        per_token=2 * HALF_BYTES * card.token_dimensions,
+        per_sequence=2 * FLOAT_BYTES * words,
+        fixed=WORD_LOGITS * 2 * FLOAT_BYTES if words else 0,
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The memory needs of one model.
+    """The memory needs of a share of a model: its weights, and the activations of a batch.
 
-    `layer_bytes` are the weights of each layer in order, for dividing layers among devices; they include
-    `made_bytes`, which are created per layer at load and do not shrink when a layer is split. `bias_bytes` is
-    the most that attention takes beyond a batch's tokens, and `bias_bytes_per_token_squared` what it takes
-    for a small batch; `spare_bytes_per_token` of these are allocated anyway, for the feed-forward block.
+    `weight_bytes` are held from loading on, `fixed_bytes` during every pass, whatever its batch: among them are
+    weights that are gathered from other devices or restored. `bias_bytes` is the most that an extractor's attention
+    takes beyond a batch's tokens, and `bias_bytes_per_pair` what it takes for a small batch;
+    `spare_bytes_per_token` of these are allocated anyway, for the feed-forward block.
     """
 
-    num_layers: int
-    embedding_bytes: int
-    layer_bytes: tuple[int, ...]
-    other_bytes: int
-    activation_bytes_per_token: int
-    attention_bytes_per_token_squared: int
+    weight_bytes: int
+    moments: tuple[Moment, ...]
     bytes_per_sequence: int = 0
-    made_bytes: int = 0
+    fixed_bytes: int = SCRATCH_BYTES
     bias_bytes: int = 0
-    bias_bytes_per_token_squared: int = 0
+    bias_bytes_per_pair: int = 0
     spare_bytes_per_token: int = 0
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.embedding_bytes + sum(self.layer_bytes) + self.other_bytes
 
     def predict_batch_bytes(self, num_sequences: int, length: int) -> int:
         """Return the bytes of one forward pass besides the weights, for sequences padded to `length`."""
-        per_token = self.activation_bytes_per_token + self.attention_bytes_per_token_squared * length
-        tokens = num_sequences * length
-        bias = min(self.bias_bytes, tokens * length * self.bias_bytes_per_token_squared)
+        tokens, pairs = num_sequences * length, num_sequences * length * length
+        bias = min(self.bias_bytes, pairs * self.bias_bytes_per_pair)
+        widest = max(
+            tokens * each.per_token
+            + pairs * each.per_pair
+            + length * length * each.per_longest_pair
+            + num_sequences * each.per_sequence
+            for each in self.moments
+        )
         beside = max(0, bias - tokens * self.spare_bytes_per_token)
-        return SCRATCH_BYTES + beside + tokens * per_token + num_sequences * self.bytes_per_sequence
+        return self.fixed_bytes + beside + widest + num_sequences * self.bytes_per_sequence
 
     def largest_batch_tokens(self, free_bytes: int, length: int) -> int:
         """Return the tokens, padding included, of the largest batch that fits; 0 if none does.
@@ -85,14 +175,99 @@ class Footprint:
         The batch's sequences have `length` tokens. `free_bytes` is the memory left once the weights are
         loaded.
         """
-        per_token = self.activation_bytes_per_token + self.attention_bytes_per_token_squared * length
-        per_sequence = per_token * length + self.bytes_per_sequence
-        return max(0, free_bytes - SCRATCH_BYTES - self.bias_bytes) // per_sequence * length
+        left = free_bytes - self.fixed_bytes - self.bias_bytes
+        fitting = (
+            (left - length * length * each.per_longest_pair)
+            // (
+                length * (each.per_token + length * each.per_pair)
+                + each.per_sequence
+                + self.bytes_per_sequence
+            )
+            for each in self.moments
+        )
+        return max(0, min(fitting)) * length
+
+    def longest_text(self, free_bytes: int, max_tokens: int) -> int:
+        """Return how many tokens the longest text has that fits alone, at most `max_tokens`; 0 if none fits."""
+        shortest, longest = 0, max_tokens
+        while shortest < longest:
+            middle = (shortest + longest + 1) // 2
+            if self.largest_batch_tokens(free_bytes, middle):
+                shortest = middle
+            else:
+                longest = middle - 1
+        return shortest
 
 
 def find_bias_bytes(kind: str, memory_bytes: int) -> int:
     """Return the bytes of the bias that an extractor computes at a time on a device with so much memory."""
     return max(BIAS_BYTES, int(memory_bytes * BIAS_SHARE)) if kind == CUDA else BIAS_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The bytes of a model's weights: of the embeddings, of each layer in order, and of what follows the layers.
+
+    `common_bytes` are embeddings that every layer reads, of relative positions. `made_bytes` are made for each layer
+    at load and shrink with no share.
+    """
+
+    embedding_bytes: int
+    layer_bytes: tuple[int, ...]
+    other_bytes: int
+    common_bytes: int = 0
+    made_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.embedding_bytes + self.common_bytes + sum(self.layer_bytes) + self.other_bytes
+
+    def of_share(self, share: Share) -> int:
+        """Return what one device holds, at most: a stage's layers are counted as the largest of the model."""
+        if share.strategy == REPLICATE:
+            return self.total_bytes
+        if share.strategy == PIPELINE:
+            count = len(self.layer_bytes) if share.num_layers is None else share.num_layers
+            ends = self.embedding_bytes * share.is_first + self.other_bytes * share.is_last
+            return ends + self.common_bytes + count * max(self.layer_bytes, default=0)
+        made = len(self.layer_bytes) * self.made_bytes
+        whole = made
+        if share.strategy == TENSOR:
+            whole += self.embedding_bytes + self.common_bytes + self.other_bytes
+        return whole + -(-(self.total_bytes - whole) // share.num_ranks)
+
+    def gathered_by(self, share: Share) -> int:
+        """Return what one device has of the others' weights during a pass."""
+        if share.strategy != FULLY_SHARDED:
+            return 0
+        return max(
+            GATHERED_LAYERS * max(self.layer_bytes, default=0),
+            GATHERED_EMBEDDINGS * (self.embedding_bytes + self.common_bytes),
+        )
+
+
+def count_weights(shape: ModelShape, precision: str, value_bytes: int) -> Weights:
+    """Return the bytes of the weights in `precision`; uncompressed values have `value_bytes`."""
+    layers: dict[int, int] = {}
+    embedding_bytes = other_bytes = common_bytes = 0
+    for tensor in shape.tensors:
+        num_bytes = _tensor_bytes(tensor, precision, value_bytes)
+        if tensor.layer is not None:
+            layers[tensor.layer] = layers.get(tensor.layer, 0) + num_bytes
+        elif "rel_embeddings" in tensor.name:
+            common_bytes += num_bytes
+        elif tensor.is_embedding:
+            embedding_bytes += num_bytes
+        else:
+            other_bytes += num_bytes
+    made = _count_positions(shape) * value_bytes if shape.is_extractor else 0
+    return Weights(
+        embedding_bytes,
+        tuple(layers[number] + made for number in sorted(layers)),
+        other_bytes + shape.dense_values * FLOAT_BYTES,
+        common_bytes,
+        made,
+    )
 
 
 def make_footprint(
@@ -101,74 +276,147 @@ def make_footprint(
     attention: str,
     *,
     arithmetic: str | None = None,
+    share: Share = WHOLE,
+    kind: str = "",
     bias_bytes: int = BIAS_BYTES,
+    results: Results = NO_RESULTS,
 ) -> Footprint:
-    """Return the memory needs of a model with weights in `precision` and this attention kernel.
+    """Return the memory needs of a share of a model with weights in `precision` and this attention kernel.
 
     `attention` is named as in an EncoderReport. `arithmetic` is the precision of activations and of
-    uncompressed tensors; None means that of the weights, or fp32 if these are compressed. `bias_bytes` is that of
-    `find_bias_bytes`.
+    uncompressed tensors; None means that of the weights, or fp32 if these are compressed. `kind` is that of the
+    device. `bias_bytes` is that of `find_bias_bytes`, `results` are those of `count_results`.
     """
     if not shape.num_layers:  # a table of static embeddings: a token is its id, and a text its vector
-        num_bytes = int(VALUE_BYTES["fp32"]) * shape.tensors[0].num_values
-        vector_bytes = int(VALUE_BYTES["fp32"]) * shape.hidden_size
-        return Footprint(0, num_bytes, (), 0, TOKEN_BYTES, 0, bytes_per_sequence=vector_bytes)
+        num_bytes = FLOAT_BYTES * shape.tensors[0].num_values
+        return Footprint(
+            num_bytes, (Moment(TOKEN_BYTES),), bytes_per_sequence=FLOAT_BYTES * shape.hidden_size
+        )
     arithmetic = arithmetic or ("fp32" if precision in COMPRESSED else precision)
     value_bytes = int(VALUE_BYTES[arithmetic])
-    layers: dict[int, int] = {}
-    embedding_bytes = other_bytes = 0
-    for tensor in shape.tensors:
-        num_bytes = _tensor_bytes(tensor, precision, value_bytes)
-        if tensor.layer is not None:
-            layers[tensor.layer] = layers.get(tensor.layer, 0) + num_bytes
-        elif tensor.is_embedding:
-            embedding_bytes += num_bytes
-        else:
-            other_bytes += num_bytes
-    positions = RELATIVE_PROJECTIONS * shape.num_relative_positions * shape.hidden_size * value_bytes
-    made_bytes = positions if shape.is_extractor else 0
+    weights = count_weights(shape, precision, value_bytes)
+    positions = 0 if shape.is_extractor else _count_positions(shape) * value_bytes
+    num_communicators = 0
+    if kind == CUDA and share.num_ranks > 1:  # a stage has one with each neighbour
+        num_communicators = 2 - share.is_first - share.is_last if share.strategy == PIPELINE else 1
     return Footprint(
-        num_layers=shape.num_layers,
-        embedding_bytes=embedding_bytes,
-        layer_bytes=tuple(layers[number] + made_bytes for number in sorted(layers)),
-        other_bytes=other_bytes + shape.dense_values * int(VALUE_BYTES["fp32"]),
-        activation_bytes_per_token=value_bytes * count_activations(shape),
-        attention_bytes_per_token_squared=_attention_bytes(shape, attention, value_bytes),
-        bytes_per_sequence=0 if shape.is_extractor else positions,
-        made_bytes=made_bytes,
+        weight_bytes=weights.of_share(share),
+        moments=tuple(_list_moments(shape, attention, value_bytes, share, results)),
+        bytes_per_sequence=positions + FLOAT_BYTES * shape.hidden_size,
+        fixed_bytes=SCRATCH_BYTES
+        + num_communicators * COMMUNICATOR_BYTES
+        + weights.gathered_by(share)
+        + results.fixed * share.is_last
+        + _count_restored(shape, precision, value_bytes, share),
         **(_count_bias(shape, value_bytes, bias_bytes) if shape.is_extractor else {}),
     )
 
 
-def count_activations(shape: ModelShape) -> int:
-    """Return the number of values per token that are alive at the peak of a layer.
+def _count_positions(shape: ModelShape) -> int:
+    """Return the number of values in the projected embeddings of a DeBERTa's relative positions, of one layer."""
+    return RELATIVE_PROJECTIONS * shape.num_relative_positions * shape.hidden_size
 
-    Two hidden states always are: the layer's input, which its caller holds, and the residual. The
-    feed-forward block adds the intermediate values before and after the activation function (with a gate:
-    both halves and their product); attention adds queries, keys, values and its output.
+
+def _count_restored(shape: ModelShape, precision: str, value_bytes: int, share: Share) -> int:
+    """Return the bytes of the largest compressed matrix while it is restored: in fp32, and in what it is used."""
+    if precision not in COMPRESSED:
+        return 0
+    largest = max((each.num_values for each in shape.tensors if each.is_matrix), default=0)
+    part = -(-largest // share.num_ranks) if share.strategy == TENSOR else largest
+    return part * (FLOAT_BYTES + (value_bytes if value_bytes < FLOAT_BYTES else 0))
+
+
+def _list_moments(
+    shape: ModelShape, attention: str, value_bytes: int, share: Share, results: Results
+) -> Iterator[Moment]:
+    """Yield the moments that may be the widest: a layer's feed-forward block, attention and norm, and results.
+
+    Besides a layer's own tensors, its input is alive, which its caller holds, and so are the embeddings. The
+    feed-forward block adds the intermediate values before and after the activation function (with a gate: both
+    halves and their product); attention adds queries, keys, values, what rotates and repeats them, and its output.
+    Ranks of tensor parallelism have all hidden states, and divide the others.
     """
-    if shape.is_gated:
-        wide = (4 if shape.has_joined_gate else 3) * shape.intermediate_size
-    else:
-        wide = 2 * shape.intermediate_size
-    attention = (2 * shape.num_heads + 2 * shape.num_key_value_heads) * shape.head_size
-    if shape.is_extractor:  # it also keeps the embeddings, for its convolution
-        return 3 * shape.hidden_size + max(wide, attention)
-    if shape.num_relative_positions:
-        # The scores of all relative positions, from which each pair of tokens then picks one. transformers
-        # also keeps the output of every layer.
+    family = find_family(shape.model_type)
+    ranks = share.num_ranks if share.strategy == TENSOR else 1
+    heads = -(-shape.num_heads // ranks) * shape.head_size
+    key_heads = max(1, -(-shape.num_key_value_heads // ranks)) * shape.head_size
+    intermediate = -(-shape.intermediate_size // ranks)
+    least_wide = family.num_wide or ((4 if shape.has_joined_gate else 3) if shape.is_gated else 2)
+    wide = max(least_wide, (2 if shape.has_joined_gate else 1) + ACTIVATION_RESULTS.get(shape.activation, 1))
+    states = family.num_states
+    rotary = 2 * family.num_rotary * shape.head_size
+    kept = TOKEN_BYTES + value_bytes * rotary
+    if share.strategy == PIPELINE:
+        kept += WAITING_STATES * shape.hidden_size * value_bytes
+    masks, scores = _count_masks(shape, attention, value_bytes, ranks)
+    if shape.num_relative_positions and not shape.is_extractor:
+        # transformers keeps the output of every layer of a DeBERTa.
+        states = shape.num_layers if share.num_layers is None else share.num_layers
+        # The scores of all relative positions, from which each pair of tokens then picks one.
         relative = shape.num_heads * shape.num_relative_positions + 2 * shape.hidden_size
-        return shape.num_layers * shape.hidden_size + max(wide, relative)
-    return 2 * shape.hidden_size + max(wide, attention)
+        yield Moment(
+            kept + value_bytes * (states * shape.hidden_size + relative), masks.per_pair + scores.per_pair
+        )
+    yield Moment(
+        kept + value_bytes * (states * shape.hidden_size + wide * intermediate),
+        masks.per_pair,
+        masks.per_longest_pair,
+    )
+    held = max(2, states - 1) * shape.hidden_size + 2 * heads + 2 * key_heads
+    held += 2 * heads * (bool(family.num_rotary) + (key_heads < heads))
+    yield Moment(
+        kept + value_bytes * held,
+        masks.per_pair + scores.per_pair,
+        masks.per_longest_pair + scores.per_longest_pair,
+    )
+    if value_bytes < FLOAT_BYTES:
+        in_norm = (states - 1) * value_bytes + NORM_STATES * FLOAT_BYTES
+        yield Moment(kept + in_norm * shape.hidden_size, masks.per_pair, masks.per_longest_pair)
+
+    if share.is_last:  # the last states, of 16 bits and as numbers of 32, and what is made of them
+        pooled = (value_bytes + 2 * FLOAT_BYTES) * shape.hidden_size + results.per_token
+        yield Moment(kept + pooled, per_sequence=results.per_sequence)
+
+
+def _count_masks(shape: ModelShape, attention: str, value_bytes: int, ranks: int) -> tuple[Moment, Moment]:
+    """Return the bytes of the masks, which all layers use, and of the scores of one layer (worker.model.masks).
+
+    A fused kernel stores no scores, but makes numbers of a mask that has a value for each pair. Models that look
+    back need no mask for padding, which is behind; those that look both ways need one value a token. A window needs a
+    value for each pair, of every sequence if padding is hidden too.
+    """
+    if shape.is_extractor:
+        return Moment(0, EXTRACTOR_MASK_BYTES), Moment(0)
+    if shape.num_relative_positions:  # no fused kernel supports such scores
+        scored = RELATIVE_SCORES * value_bytes + RELATIVE_PLACE_BYTES
+        return Moment(0, RELATIVE_MASK_BYTES), Moment(0, shape.num_heads * scored)
+    if attention.startswith("packed"):
+        return Moment(0), Moment(0)
+    if attention.startswith("openvino"):
+        return Moment(0, OPENVINO_MASK_BYTES), Moment(0)
+    if "eager" in attention:
+        family, heads = find_family(shape.model_type), -(-shape.num_heads // ranks)
+        scored = (family.num_scores - 1) * value_bytes
+        if (
+            family.is_causal and value_bytes < FLOAT_BYTES
+        ):  # decoders have a softmax in fp32: its input and its result
+            scored = 2 * FLOAT_BYTES
+        # A layer keeps the scores until its end.
+        return Moment(0, value_bytes * (1 + shape.has_window + heads)), Moment(0, heads * scored)
+    if not shape.has_window:
+        return Moment(0), Moment(0)
+    if shape.sees_later:
+        return Moment(0, 1), Moment(0, value_bytes)
+    return Moment(0, 0, 1), Moment(0, 0, value_bytes)
 
 
 def _count_bias(shape: ModelShape, value_bytes: int, bias_bytes: int) -> dict[str, int]:
     """Return the bytes of an extractor's attention bias. No intermediate values are alive at that moment."""
-    spare = count_activations(shape) - 3 * shape.hidden_size - 3 * shape.num_heads * shape.head_size
+    spare = 2 * shape.intermediate_size - 3 * shape.num_heads * shape.head_size
     return {
         "bias_bytes": bias_bytes,
-        "bias_bytes_per_token_squared": BIAS_MATRICES * shape.num_heads * value_bytes,
-        "spare_bytes_per_token": spare * value_bytes,
+        "bias_bytes_per_pair": BIAS_MATRICES * shape.num_heads * value_bytes,
+        "spare_bytes_per_token": max(0, spare) * value_bytes,
     }
 
 
@@ -179,18 +427,3 @@ def _tensor_bytes(tensor: TensorSize, precision: str, value_bytes: int) -> int:
     if precision in COMPRESSED and tensor.is_embedding and tensor.shape[0] >= SMALLEST_TABLE_ROWS:
         return tensor.num_values + tensor.shape[0] * GROUP_BYTES["int8"]  # a vocabulary is int8 in every case
     return tensor.num_values * value_bytes
-
-
-def _attention_bytes(shape: ModelShape, attention: str, value_bytes: int) -> int:
-    if shape.is_extractor:
-        return EXTRACTOR_MASK_BYTES
-    if shape.num_relative_positions:  # no fused kernel supports such scores
-        return RELATIVE_SCORES * shape.num_heads * value_bytes + RELATIVE_MASK_BYTES
-    if attention.startswith("packed"):
-        return 0
-    if attention.startswith("openvino"):
-        return OPENVINO_MASK_BYTES
-    mask_bytes = 1 + value_bytes
-    if "eager" in attention:
-        return mask_bytes + 2 * shape.num_heads * value_bytes  # the scores before and after the softmax
-    return mask_bytes

@@ -6,7 +6,7 @@ processes that share a replica; an Assignment is a replica with its devices, as 
 worker.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,8 @@ import msgspec
 
 from vectormill.workers.plan_picture import draw_plan
 from worker.devices.device import Device
-from worker.placement.room import MEMORY_SHARE
+from worker.placement.footprint import NO_RESULTS, Results
+from worker.placement.room import MEMORY_SHARE, DeviceCapacity
 
 AUTO: Final = "auto"
 # From the largest weights to the smallest, the order in which proposals are made.
@@ -27,9 +28,10 @@ class PlanSettings:
     """The settings of a plan. `memory_share` is the share of a device's memory that all programs may fill.
 
     A replica has to hold one text of `max_tokens`. `attention` is the kernel's name, as in an EncoderReport;
-    if empty, the plan assumes the kernel with the largest memory that the devices may use. `sharing_obstacle`
-    is a sentence if the model cannot be divided at all, `tensor_obstacle` if its layers cannot be split.
-    `precisions` are the alternatives that may be proposed.
+    if empty, the plan assumes the kernel with the largest memory that the devices may use. `find_obstacle`
+    returns why devices cannot hold the model by a strategy, as `find_obstacle` of worker.placement.obstacles; None
+    leaves it to the model's shape. `precisions` are the alternatives that may be proposed. `results` is what a text's
+    results take beyond a dense vector.
     """
 
     precision: str
@@ -37,10 +39,10 @@ class PlanSettings:
     devices: str = AUTO
     strategy: str = AUTO
     memory_share: float = MEMORY_SHARE
-    sharing_obstacle: str = ""
-    tensor_obstacle: str = ""
+    find_obstacle: Callable[[str, Sequence[DeviceCapacity]], str] | None = None
     attention: str = ""
     precisions: tuple[str, ...] = PRECISIONS
+    results: Results = NO_RESULTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +76,13 @@ class Stage:
 class Replica:
     """One full copy of the model. `strategy` is how its devices share it: `replicate` for a single device.
 
-    `max_batch_tokens` is the limit for one forward pass of the replica, over all its micro-batches.
+    `max_batch_tokens` is what a forward pass of the replica has room for, over all ranks.
     `relative_rate` is its predicted rate relative to one device with memory for a full batch.
     `longest_text_tokens` is the longest text that its plan has room for, or 0 if nothing limits it.
     """
 
     strategy: str
     stages: tuple[Stage, ...]
-    micro_batches: int
     max_batch_tokens: int
     relative_rate: float
     longest_text_tokens: int = 0
@@ -167,7 +168,7 @@ def make_ranks(replica: Replica, meeting_point: Path, timeout_seconds: float) ->
             world_size,
             replica.strategy,
             layers,
-            replica.micro_batches,
+            1,
             meeting_point,
             timeout_seconds,
         )
@@ -209,7 +210,7 @@ def replica_json(replica: Replica) -> dict[str, Any]:
     """Return one replica as a JSON object: its strategy, and what each device holds."""
     return {
         "strategy": replica.strategy,
-        "micro_batches": replica.micro_batches,
+        "micro_batches": 1,  # read by clients of the release before, in which a batch was cut
         "max_batch_tokens": replica.max_batch_tokens,
         "relative_rate": round(replica.relative_rate, 4),
         "longest_text_tokens": replica.longest_text_tokens,

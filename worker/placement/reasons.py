@@ -54,7 +54,7 @@ def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: PlanRequest) -> 
     )
     others = f" and what other programs use ({used})" if used else ""
     sentences = [
-        f"The weights take {format_gib(builder.weight_bytes)} in {asked.settings.precision}. Each device offers "
+        f"The weights take {format_gib(builder.weights.total_bytes)} in {asked.settings.precision}. Each device offers "
         f"{offered}: {asked.settings.memory_share:.0%} of its memory, minus what a process needs for itself{others}."
     ]
     alone = [replica.devices[0] for replica in chosen.replicas if replica.strategy == REPLICATE]
@@ -78,9 +78,7 @@ def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: PlanRequest) -> 
 
 
 def _describe_sharing(replica: Replica, link: str) -> str:
-    how = STRATEGIES[replica.strategy].how_shared.format(
-        stages=len(replica.stages), micro_batches=replica.micro_batches
-    )
+    how = STRATEGIES[replica.strategy].how_shared.format(stages=len(replica.stages))
     return f"{how}, over {link}. A forward pass has room for {replica.max_batch_tokens:,} tokens"
 
 
@@ -152,8 +150,8 @@ def propose_precision(chosen: Draft, chosen_builder: ReplicaBuilder, asked: Plan
         )
         each = "every device holds" if len(rooms) > 1 else f"{rooms[0].name} holds"
         return (
-            f"With --precision {smaller} ({format_gib(builder.weight_bytes)} of weights) {each} a whole replica: "
-            f"predicted {gain:.2f} times the rate of this plan; {advice}.",
+            f"With --precision {smaller} ({format_gib(builder.weights.total_bytes)} of weights) {each} a whole "
+            f"replica: predicted {gain:.2f} times the rate of this plan; {advice}.",
         )
     return ()
 
@@ -174,12 +172,13 @@ def explain_failure(asked: PlanRequest) -> str:
     used = sum(room.used_bytes for room in asked.rooms)
     others = f" (others use {format_gib(used)})" if used else ""
     sentences = [
-        f"The model does not fit: its weights take {format_gib(builder.weight_bytes)} in {asked.settings.precision}, "
-        f"a text of {shortest:,} tokens needs more on top, but {together}{others}.",
+        f"The model does not fit: its weights take {format_gib(builder.weights.total_bytes)} in "
+        f"{asked.settings.precision}, a text of {shortest:,} tokens needs more on top, but {together}{others}.",
         f"The closest plan is {name}, but {nearest.reason}.",
     ]
-    if builder.sharing_obstacle and len(asked.rooms) > 1:
-        sentences.append(f"More devices would not help: {builder.sharing_obstacle}.")
+    obstacle = builder.find_obstacle(PIPELINE, asked.rooms[:1])
+    if obstacle and len(asked.rooms) > 1:
+        sentences.append(f"More devices would not help: {obstacle}.")
     return f"{' '.join(sentences)} What would help, cheapest first:{_numbered(_ways_out(asked, 0))}"
 
 
@@ -195,16 +194,17 @@ def _ways_out(asked: PlanRequest, longest: int) -> Iterator[str]:
         yield f"--strategy auto: {fitting}"
     for smaller in smaller_precisions(asked):
         if fitting := _fit(asked, smaller, asked.settings.strategy, longest):
-            weights = format_gib(asked.make_builder(smaller, asked.settings.max_tokens).weight_bytes)
+            weights = format_gib(asked.make_builder(smaller, asked.settings.max_tokens).weights.total_bytes)
             yield f"--precision {smaller}: the weights take {weights}, and {fitting}"
     largest = max(rooms, key=lambda room: room.capacity_bytes)
     for more in range(1, MOST_MORE_DEVICES):
-        fleet = [*rooms, *(replace(largest, name=f"{largest.name}+{number}") for number in range(more))]
+        added = (replace(largest, name=f"{largest.name}+{number}", card="") for number in range(more))
+        fleet = (*rooms, *added)
         built = [builder.build(shared, fleet, asked.links.default) for shared in (PIPELINE, FULLY_SHARDED)]
         if any(isinstance(replica, Replica) for replica in built):
             yield f"{more} more device{'s' if more > 1 else ''} like {largest.name}, {len(fleet)} in total"
             break
-    alone = builder.build(REPLICATE, [largest], "")
+    alone = builder.build(REPLICATE, (largest,), "")
     if isinstance(alone, DoesNotFit):
         needed = memory_for(
             largest.kind, largest.capacity_bytes + alone.missing_bytes, asked.settings.memory_share

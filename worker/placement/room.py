@@ -51,6 +51,7 @@ class DeviceCapacity:
     flops: float
     used_bytes: int = 0  # by other programs
     card: str = ""  # for a part of a GPU: the whole GPU
+    memory_bytes: int = 0
 
 
 def measure_room(device: Device, memory_share: float) -> DeviceCapacity:
@@ -59,7 +60,15 @@ def measure_room(device: Device, memory_share: float) -> DeviceCapacity:
     # The bytes that were in use when the device was detected, if that is known.
     used = 0 if device.free_bytes is None else max(0, device.memory_bytes - device.free_bytes)
     capacity = int(device.memory_bytes * share) - used - OVERHEAD_BYTES[device.kind]
-    return DeviceCapacity(device.name, device.kind, max(0, capacity), guess_flops(device), used, device.card)
+    return DeviceCapacity(
+        device.name,
+        device.kind,
+        max(0, capacity),
+        guess_flops(device),
+        used,
+        device.card,
+        device.memory_bytes,
+    )
 
 
 def memory_for(kind: str, capacity_bytes: int, memory_share: float) -> int:

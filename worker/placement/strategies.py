@@ -15,8 +15,8 @@ FULLY_SHARDED: Final = "fully_sharded"
 class Strategy:
     """One strategy.
 
-    `title` is its name for people. `how_shared` describes how devices share a replica, with {stages} and
-    {micro_batches} to fill in; empty if they do not. `why_slower` explains why such a plan was not chosen. If
+    `title` is its name for people. `how_shared` describes how devices share a replica, with {stages} to fill in;
+    empty if they do not. `why_slower` explains why such a plan was not chosen. If
     `has_stages`, each rank holds separate whole layers, otherwise a part of every layer.
     """
 
@@ -36,8 +36,8 @@ STRATEGIES: Final[Mapping[str, Strategy]] = {
         Strategy(
             PIPELINE,
             "pipeline",
-            "stages are idle at the start and end of every batch",
-            "as a pipeline of {stages} stages with {micro_batches} micro-batches in flight",
+            "the slowest stage sets the pace, and every batch is handed from stage to stage",
+            "as a pipeline of {stages} stages, each at work on another batch",
             has_stages=True,
         ),
         Strategy(

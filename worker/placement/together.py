@@ -99,8 +99,8 @@ def make_needs(rooms: Sequence[DeviceCapacity], settings: PlanSettings) -> Minim
         attention=settings.attention or ATTENTION[kind],
         max_tokens=settings.max_tokens,
         full_batch_tokens=max(FULL_BATCH_TOKENS[kind], settings.max_tokens),
-        sharing_obstacle=settings.sharing_obstacle,
-        tensor_obstacle=settings.tensor_obstacle,
+        find_obstacle=settings.find_obstacle,
+        results=settings.results,
     )
 
 
@@ -247,7 +247,7 @@ def _divide_memory(
 def _wanted_bytes(device: Device, tenant: Tenant) -> int:
     """Return the memory of an unshared replica with a full batch."""
     room = measure_room(device, tenant.settings.memory_share)
-    return ReplicaBuilder(tenant.shape, make_needs([room], tenant.settings)).full_bytes
+    return ReplicaBuilder(tenant.shape, make_needs([room], tenant.settings)).count_full_bytes(room)
 
 
 def _divide_devices(

@@ -45,42 +45,6 @@ def test_a_plan_that_has_no_room_for_a_full_batch_is_made_and_rated_by_what_it_h
     assert placement.longest_text_tokens == replica.longest_text_tokens == 256
 
 
-def find_activation_bytes(placement: Placement) -> list[int]:
-    """Of a token, on each device of a pipeline's replica."""
-    (replica,) = placement.replicas
-    tokens = replica.max_batch_tokens // replica.micro_batches
-    return [stage.shards[0].activation_bytes // tokens for stage in replica.stages]
-
-
-def test_ranks_that_pack_need_no_memory_for_the_squared_length_of_a_mask() -> None:
-    cards = describe_inventory("3x12GiB")
-    padded, packed = (
-        plan(cards, strategy="pipeline", switches=switches) for switches in ("none", "packed_ranks")
-    )
-    assert padded.longest_text_tokens < packed.longest_text_tokens == 32_768
-    mask_bytes = 3 * padded.longest_text_tokens  # of a token, as bool and as bf16
-    saved = [
-        before - after
-        for before, after in zip(find_activation_bytes(padded), find_activation_bytes(packed), strict=True)
-    ]
-    assert saved == [mask_bytes] * 3
-
-
-@pytest.mark.parametrize(
-    ("settings", "because"),
-    [
-        ({"attention": "padded", "switches": "packed_ranks"}, "padding is asked for"),
-        ({"switches": "queued_ranks"}, "that is another switch"),
-        ({"precision": "fp32", "switches": "packed_ranks"}, "the kernel computes in 16 bit"),
-    ],
-)
-def test_a_mask_is_planned_for_where_ranks_will_pad(settings: dict[str, str], because: str) -> None:
-    cards = describe_inventory("3x24GiB")
-    as_ever = plan(cards, precision=settings.get("precision", "bf16"), strategy="pipeline")
-    asked = plan(cards, **{"precision": "bf16", "strategy": "pipeline", **settings})
-    assert asked.replicas == as_ever.replicas, because
-
-
 def test_every_precision_that_fits_is_offered_the_one_that_loses_least_first() -> None:
     with pytest.raises(ModelDoesNotFit) as refused:
         plan(describe_inventory("1x12GiB"))

@@ -13,7 +13,7 @@ from vectormill.domain.errors import ModelDoesNotFit, ModelError
 from vectormill.models.model_shape import ModelShape
 from vectormill.models.registry import Registry
 from worker.devices.described import describe_inventory
-from worker.placement.footprint import BIAS_BYTES, make_footprint
+from worker.placement.footprint import BIAS_BYTES, count_weights, make_footprint
 from worker.placement.placement import Placement, PlanSettings, Replica
 from worker.placement.replicas import ReplicaBuilder
 from worker.placement.room import GIB, DeviceCapacity
@@ -43,7 +43,7 @@ def test_the_last_stage_holds_the_head_in_fp32() -> None:
     assert shape.dense_values == (hidden * hidden + hidden) + (2 * hidden + 2)
     without = make_footprint(replace(shape, dense_values=0), "bf16", "padded (sdpa)")
     whole = make_footprint(shape, "bf16", "padded (sdpa)")
-    assert whole.other_bytes - without.other_bytes == 4 * shape.dense_values
+    assert whole.weight_bytes - without.weight_bytes == 4 * shape.dense_values
 
 
 def test_a_head_is_outlined_where_there_are_no_weights_yet(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_an_extraction_says_what_it_cannot_be() -> None:
 
 
 def build(shape: ModelShape, strategy: str) -> Replica:
-    rooms = [DeviceCapacity(f"cuda:{number}", "cuda", 1024 * GIB, 1e12) for number in range(2)]
+    rooms = tuple(DeviceCapacity(f"cuda:{number}", "cuda", 1024 * GIB, 1e12) for number in range(2))
     needs = make_needs(rooms, PlanSettings("fp32", 512))
     built = ReplicaBuilder(shape, needs).build(strategy, rooms[: 1 if strategy == REPLICATE else 2], "pcie")
     assert isinstance(built, Replica)
@@ -81,13 +81,12 @@ def build(shape: ModelShape, strategy: str) -> Replica:
 
 def test_what_is_made_at_load_is_whole_on_every_rank_and_layer_by_layer_in_stages() -> None:
     shape = read_card(REX).find_shape()
-    footprint = make_footprint(shape, "fp32", "padded")
-    made = shape.num_layers * footprint.made_bytes
+    weights = count_weights(shape, "fp32", 4)
+    made = shape.num_layers * weights.made_bytes
     assert made == 3 * 2 * 512 * 32 * 4
     (alone,) = build(shape, REPLICATE).stages[0].shards
-    assert alone.weight_bytes == footprint.weight_bytes
+    assert alone.weight_bytes == weights.total_bytes
     stages = [shard.weight_bytes for stage in build(shape, PIPELINE).stages for shard in stage.shards]
-    assert sum(stages) == footprint.weight_bytes
-    gathered = 2 * max(*footprint.layer_bytes, footprint.embedding_bytes)
+    assert sum(stages) == weights.total_bytes + weights.common_bytes  # each has the relative positions
     for shard in build(shape, FULLY_SHARDED).stages[0].shards:
-        assert shard.weight_bytes == -(-(footprint.weight_bytes - made) // 2) + made + gathered
+        assert shard.weight_bytes == -(-(weights.total_bytes - made) // 2) + made
