@@ -110,12 +110,14 @@ def attentions_of(name: str) -> tuple[str, ...]:
     return (PADDED, PACKED) if name in PACKED_MODELS else (PADDED,)
 
 
-def encode_with_all(number: int, world_size: int, directory: Path) -> None:
+def encode_with_all(
+    number: int, world_size: int, directory: Path, strategies: tuple[str, ...] = SHARED
+) -> None:
     """The answers of one rank, as `number.npz` in the directory."""
     answers: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32 | np.int64]]] = {}
     for folder in sorted(path for path in directory.iterdir() if path.is_dir()):
         card = read_card(folder)
-        for strategy in strategies_of(folder.name):
+        for strategy in (each for each in strategies_of(folder.name) if each in strategies):
             layers = stage_layers(strategy, world_size, read_num_layers(folder))
             rank = Rank(number, world_size, strategy, layers, 3, directory / "meeting_point", 60.0)
             for attention in attentions_of(folder.name):

@@ -6,7 +6,7 @@ framework.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from vectormill.domain.errors import ModelError
@@ -23,11 +23,12 @@ class Layout:
     `columns` and `rows`, relative to a layer, are the linear layers that are split by output and by input.
     Between a column and the following row every rank has its own heads or its own intermediate values, so
     that a single all-reduce after each row completes them (Shoeybi et al., Megatron-LM, 2019, section 3).
-    `joined` are columns that stack several matrices, each of which is split separately.
+    `joined` are columns that stack several matrices, each of which is split separately, and `key_columns` those
+    that make keys and values of fewer heads than there are queries.
 
-    `after_first_layer` is an optional module that runs only after the model's first layer; `behind_layers`
-    are those that process the last layer's output. `tensor_obstacle` says why an architecture has no columns
-    and rows.
+    `behind_embeddings` are optional modules between the embeddings and the first layer. `after_first_layer` is
+    an optional module that runs only after the model's first layer; `behind_layers` are those that process the
+    last layer's output. `tensor_obstacle` says why an architecture has no columns and rows.
     """
 
     layers: str
@@ -36,6 +37,8 @@ class Layout:
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     joined: dict[str, int] = field(default_factory=dict)
+    key_columns: tuple[str, ...] = ()
+    behind_embeddings: tuple[str, ...] = ()
     after_first_layer: str | None = None
     tensor_obstacle: str = ""
 
@@ -108,6 +111,8 @@ _BERT: Final = Layout(
     columns=("attention.self.query", "attention.self.key", "attention.self.value", "intermediate.dense"),
     rows=("attention.output.dense", "output.dense"),
 )
+# From the size of the embeddings to the hidden size, if these differ.
+_ELECTRA: Final = replace(_BERT, behind_embeddings=("embeddings_project",))
 _MODERNBERT: Final = Layout(
     layers="layers",
     embeddings="embeddings",
@@ -122,6 +127,7 @@ _DECODER: Final = Layout(
     behind_layers=("norm",),
     columns=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"),
     rows=("self_attn.o_proj", "mlp.down_proj"),
+    key_columns=("self_attn.k_proj", "self_attn.v_proj"),
 )
 # The embeddings of relative positions are outside the layers, all of which read them: every stage has all of
 # them.
@@ -231,7 +237,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             num_rotary=0,
             head_pooling="cls",
             bare={"ElectraModel": _CONVENTION},
-            layout=_BERT,
+            layout=_ELECTRA,
         ),
         Family("eurobert", FROM_ZERO, num_states=4, bare={"EuroBertModel": _CONVENTION}),
         _decoder("gemma"),

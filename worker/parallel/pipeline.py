@@ -34,6 +34,8 @@ def cut_stage(transformer: nn.Module, layout: Layout, rank: Rank) -> None:
     _cut_config(transformer, first, count)
     if not rank.is_first:
         _replace(transformer, layout.embeddings, PassthroughEmbeddings())
+        for path in layout.behind_embeddings:
+            _replace(transformer, path, nn.Identity())
         if layout.after_first_layer is not None:
             _replace(transformer, layout.after_first_layer, None)
     if not rank.is_last:

@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.families import Layout
+from vectormill.models.model_shape import ModelShape
 from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA
 from worker.encoder.choice import COMPRESSED, find_arithmetic
@@ -30,6 +31,7 @@ from worker.model.torch_encoder import DTYPES
 from worker.parallel.filling import fill, hold_rounded
 from worker.parallel.pipeline import PipelineStage, cut_stage, split_micro_batches
 from worker.parallel.rendezvous import PROCESS_GROUPS, join_process_group
+from worker.placement.obstacles import list_tensor_sizes
 from worker.placement.placement import Rank
 from worker.placement.strategies import PIPELINE, STRATEGIES, TENSOR
 
@@ -37,8 +39,9 @@ from worker.placement.strategies import PIPELINE, STRATEGIES, TENSOR
 def apply_tensor_parallel(transformer: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
     """Split the linear layers of every layer, whose parameters may still be on the meta device.
 
-    Raises ModelError if heads or intermediate values do not divide by the number of ranks, or if no layer can
-    be split.
+    If there are more ranks than key heads, ranks whose queries need the same key head each have it whole, as
+    consecutive ranks. Raises ModelError if heads or intermediate values do not divide by the number of ranks,
+    or if no layer can be split.
     """
     config, ranks = transformer.config, mesh.size()
     if layout.tensor_obstacle:
@@ -46,23 +49,30 @@ def apply_tensor_parallel(transformer: nn.Module, layout: Layout, mesh: DeviceMe
             f"The architecture {config.model_type!r} does not support tensor parallelism: {layout.tensor_obstacle}; "
             "use pipeline or fully_sharded."
         )
-    key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    for count, what in (
-        (config.num_attention_heads, "attention heads"),
-        (key_heads, "key heads"),
-        (config.intermediate_size, "intermediate values"),
-    ):
-        if count % ranks:
-            divisors = ", ".join(
-                str(size) for size in range(2, count + 1) if count % size == 0 and size <= 64
-            )
-            raise ModelError(
-                f"{count} {what} cannot be divided among {ranks} devices; possible numbers are {divisors}."
-            )
+    heads, values = config.num_attention_heads, config.intermediate_size
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    shape = ModelShape(num_heads=heads, num_key_value_heads=key_heads, intermediate_size=values)
+    possible = list_tensor_sizes(shape)
+    if ranks not in possible:
+        raise ModelError(
+            f"{heads} attention heads, {key_heads} key heads and {values} intermediate values cannot be divided "
+            f"among {ranks} devices; possible numbers are {', '.join(map(str, possible))}."
+        )
     plan = {path: ColwiseParallel() for path in layout.columns}
     plan |= {path: RowwiseParallel() for path in layout.rows}
+    of_keys, by_head = {}, None
+    if ranks > key_heads:
+        of_keys = {path: plan.pop(path) for path in layout.key_columns}
+        by_head = init_device_mesh(
+            mesh.device_type, (key_heads, ranks // key_heads), mesh_dim_names=("head", "copy")
+        )
     for layer in transformer.get_submodule(layout.layers):
         parallelize_module(layer, mesh, plan)
+        if by_head is not None:
+            parallelize_module(layer, by_head["head"], of_keys)
+            for module in layer.modules():  # one key head for all queries of this rank
+                if hasattr(module, "num_key_value_groups"):
+                    module.num_key_value_groups = heads // ranks
 
 
 def apply_fully_sharded(transformer: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:

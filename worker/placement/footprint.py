@@ -209,7 +209,8 @@ class Weights:
     """The bytes of a model's weights: of the embeddings, of each layer in order, and of what follows the layers.
 
     `common_bytes` are embeddings that every layer reads, of relative positions. `made_bytes` are made for each layer
-    at load and shrink with no share.
+    at load and shrink with no share. `key_bytes` are the matrices that make keys and values of `num_key_heads`, of
+    which each rank has one whole head at least.
     """
 
     embedding_bytes: int
@@ -217,6 +218,8 @@ class Weights:
     other_bytes: int
     common_bytes: int = 0
     made_bytes: int = 0
+    key_bytes: int = 0
+    num_key_heads: int = 1
 
     @property
     def total_bytes(self) -> int:
@@ -231,10 +234,11 @@ class Weights:
             ends = self.embedding_bytes * share.is_first + self.other_bytes * share.is_last
             return ends + self.common_bytes + count * max(self.layer_bytes, default=0)
         made = len(self.layer_bytes) * self.made_bytes
-        whole = made
+        whole, copies = made, 0
         if share.strategy == TENSOR:
             whole += self.embedding_bytes + self.common_bytes + self.other_bytes
-        return whole + -(-(self.total_bytes - whole) // share.num_ranks)
+            copies = self.key_bytes * max(0, share.num_ranks // self.num_key_heads - 1)
+        return whole + -(-(self.total_bytes - whole + copies) // share.num_ranks)
 
     def gathered_by(self, share: Share) -> int:
         """Return what one device has of the others' weights during a pass."""
@@ -249,11 +253,14 @@ class Weights:
 def count_weights(shape: ModelShape, precision: str, value_bytes: int) -> Weights:
     """Return the bytes of the weights in `precision`; uncompressed values have `value_bytes`."""
     layers: dict[int, int] = {}
-    embedding_bytes = other_bytes = common_bytes = 0
+    embedding_bytes = other_bytes = common_bytes = key_bytes = 0
+    layout = find_family(shape.model_type).layout
+    key_columns = () if layout is None else layout.key_columns
     for tensor in shape.tensors:
         num_bytes = _tensor_bytes(tensor, precision, value_bytes)
         if tensor.layer is not None:
             layers[tensor.layer] = layers.get(tensor.layer, 0) + num_bytes
+            key_bytes += num_bytes * any(f"{path}." in tensor.name for path in key_columns)
         elif "rel_embeddings" in tensor.name:
             common_bytes += num_bytes
         elif tensor.is_embedding:
@@ -267,6 +274,8 @@ def count_weights(shape: ModelShape, precision: str, value_bytes: int) -> Weight
         other_bytes + shape.dense_values * FLOAT_BYTES,
         common_bytes,
         made,
+        key_bytes,
+        max(1, shape.num_key_value_heads),
     )
 
 

@@ -86,14 +86,16 @@ def find_division_obstacle(shape: ModelShape, strategy: str, devices: Sequence[P
 
 
 def list_tensor_sizes(shape: ModelShape) -> list[int]:
-    """Return the numbers of ranks that divide the heads, which stay whole, and the intermediate size."""
+    """Return the numbers of ranks that divide the heads, which stay whole, and the intermediate size.
+
+    Ranks that outnumber the key heads are a multiple of them, and as many of them have the same one.
+    """
+    key_heads = shape.num_key_value_heads
     return [
         ranks
-        for ranks in range(1, shape.num_key_value_heads + 1)
-        if shape.num_heads % ranks
-        == shape.num_key_value_heads % ranks
-        == shape.intermediate_size % ranks
-        == 0
+        for ranks in range(1, shape.num_heads + 1)
+        if shape.num_heads % ranks == shape.intermediate_size % ranks == 0
+        and 0 in (key_heads % ranks, ranks % key_heads)
     ]
 
 

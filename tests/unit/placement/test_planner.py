@@ -247,7 +247,9 @@ def test_heads_that_do_not_divide_are_refused_with_the_divisors() -> None:
     placement = plan("3x24GiB,nvlink", "7B", "fp32", TENSOR)
     assert len(placement.replicas[0].devices) == 2
     assert list(placement.idle) == ["cuda:2"]
-    assert placement.idle["cuda:2"].endswith("divided among 3 devices; possible numbers are 1, 2, 4, 8")
+    assert placement.idle["cuda:2"].endswith(
+        "divided among 3 devices; possible numbers are 1, 2, 4, 8, 16, 32"
+    )
 
 
 def test_eight_gpus_with_twelve_workers_each_are_planned_at_once() -> None:
