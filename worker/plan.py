@@ -24,7 +24,7 @@ from worker.encoder.choice import (
     find_packing_obstacle,
 )
 from worker.encoder.encoder import AUTO
-from worker.encoder.switches import PACKED_RANKS, describe_switches, list_wanted
+from worker.encoder.switches import describe_switches
 from worker.placement.footprint import count_results
 from worker.placement.obstacles import find_obstacle
 from worker.placement.placement import PRECISIONS, Placement, PlanSettings
@@ -177,11 +177,7 @@ def _is_packed(
 ) -> bool:
     """Return True if all ranks will pack sequences, unless a kernel later proves faulty on some device."""
     is_wanted = settings.attention == PACKED or (
-        settings.attention == AUTO
-        and all(
-            device.kind == CUDA and PACKED_RANKS in list_wanted(settings.switches, device)
-            for device in devices
-        )
+        settings.attention == AUTO and all(device.kind == CUDA for device in devices)
     )
     attention = AttentionShape(shape.model_type, shape.head_size, padding_id=0)
     return is_wanted and not any(find_packing_obstacle(attention, device, precision) for device in devices)

@@ -13,7 +13,7 @@ from vectormill.settings import WORKER_PREFIX, Settings, describe_validation_err
 from worker.encoder.backends import BACKENDS
 from worker.encoder.choice import PRECISIONS
 from worker.encoder.encoder import AUTO
-from worker.encoder.switches import parse_switches
+from worker.encoder.switches import describe_retired, parse_switches
 from worker.placement.room import MEMORY_SHARE
 from worker.placement.strategies import STRATEGIES
 
@@ -36,6 +36,8 @@ def check_switches(value: str) -> str:
         parse_switches(value)
     except ConfigurationError as error:
         raise ValueError(str(error).rstrip(".")) from error
+    if retired := describe_retired(value):
+        logger.warning("%s", retired)
     return value
 
 

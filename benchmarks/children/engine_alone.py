@@ -37,11 +37,10 @@ NAME: Final = "benchmark"
 SINGLE: Final = "single"
 DATA_PARALLEL: Final = "data parallel"
 WHOLE: Final = "one over all"
-MODEL_PARALLEL: Final = "model parallel"
 PIPELINED: Final = STRATEGIES[PIPELINE].title
 STRATEGY_OF_WAY: Final[Mapping[str, str]] = {
     **dict.fromkeys((SINGLE, DATA_PARALLEL, WHOLE), REPLICATE),
-    **dict.fromkeys((MODEL_PARALLEL, PIPELINED), PIPELINE),
+    PIPELINED: PIPELINE,
 }
 # An EncodingSpec, the positions of the chunk's texts among all texts, and the texts.
 Chunk = tuple[EncodingSpec, list[int], list[bytes]]

@@ -142,6 +142,9 @@ class GaugedEncoder(Encoder):
     def prepare(self, batch: Batch) -> ForwardPass:
         return _GaugedPass(self._encoder.prepare(batch), self._note, self._profiler)
 
+    def take_waited_seconds(self) -> float:
+        return self._encoder.take_waited_seconds()
+
     def describe(self) -> EncoderReport:
         return self._encoder.describe()
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.children.engine_alone import DATA_PARALLEL, MODEL_PARALLEL, PIPELINED, SINGLE
+from benchmarks.children.engine_alone import DATA_PARALLEL, PIPELINED, SINGLE
 from benchmarks.children.extraction import NUM_CHARS, SCHEMAS, digest_records, list_tagged_texts, split_tag
 from benchmarks.harness import Harness
 from benchmarks.machine import benchmark_device
@@ -32,13 +32,12 @@ REFERENCE: Final = "reference"
 ALONE: Final = "alone"
 ONE_AT_A_TIME: Final = "benchmarks.children.one_at_a_time"
 # Texts per second that were published for RexUniNLU on one and on two GPUs.
-PUBLISHED: Final = {SINGLE: 45, DATA_PARALLEL: 82, MODEL_PARALLEL: 78, PIPELINED: 88}
+PUBLISHED: Final = {SINGLE: 45, DATA_PARALLEL: 82, PIPELINED: 88}
 # The planner's ways to use two devices, beside the figures that were published for them.
 WAYS: Final = {
     SINGLE: "single, half of the processor",
     DATA_PARALLEL: "data parallel, two replicas",
-    MODEL_PARALLEL: "model parallel, layer by layer",
-    PIPELINED: "pipeline, micro-batches",
+    PIPELINED: "pipeline",
 }
 
 

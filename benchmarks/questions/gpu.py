@@ -1,6 +1,6 @@
 """gpu: find the encoder's switches that pay on a card. With `--write` they become the card's defaults.
 
-Each step is a comparison of a switch, alone, beside others or between ranks, or a sweep of batch sizes. It is
+Each step is a comparison of a switch, alone or beside others, or a sweep of batch sizes. It is
 recorded as a line of JSON as soon as it is measured, so that the same command resumes an interrupted run.
 `python -m benchmarks engine --device cuda` compares the engine with its peers on the same card.
 """
@@ -8,7 +8,7 @@ recorded as a line of JSON as soon as it is measured, so that the same command r
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ from worker.encoder.switches import (
     choose_switches,
     is_package_installed,
 )  # fmt: skip
-from worker.placement.strategies import PIPELINE, REPLICATE, TENSOR
+from worker.placement.strategies import REPLICATE
 from worker.runner.starter import Sharing
 
 # A switch helps when it gains at least this share in its worst repetition, and harms when it loses as much in
@@ -68,7 +68,6 @@ CARD: Final = (
     Scale("bert-large", (16, 100, 256), 32_768, 0.5),
     Scale("qwen3-7b", (16, 100, 512), 16_384, 1.5, SIZES),
 )
-SHARED_SHAPE: Final = "bert-large"
 QUICK: Final = (Scale("tiny", (16, 100), 512, 0.02, (128, 512)),)
 
 
@@ -99,10 +98,10 @@ class Records:
 
 @dataclass(slots=True)
 class Trial:
-    """The context of all steps: devices, matrix rates by precision, records and deadline."""
+    """The context of all steps: the device, matrix rates by precision, records and deadline."""
 
     harness: Harness
-    devices: tuple[Device, ...]
+    device: Device
     rates: Mapping[str, float]
     records: Records
     deadline: float
@@ -123,38 +122,27 @@ class Trial:
             self.records.add(step, {"verdict": FAILED, "reason": find_last_line(str(error))})
         return self.records.found[step]
 
-    def place(self, scale: Scale, switches: Sequence[str], strategy: str) -> PlacedModel:
-        """Return the placed model, not yet started, with these switches on.
-
-        On one device the model is packed.
-        """
+    def place(self, scale: Scale, switches: Sequence[str]) -> PlacedModel:
+        """Return the placed model, packed and not yet started, with these switches on."""
         card = find_random(scale.shape)
-        devices = self.devices[: 1 if strategy == REPLICATE else 2]
-        is_cpu = devices[0].kind == CPU
-        precision = FP32 if is_cpu else choose_precision(AUTO, devices[0]).value
-        replica = plan_replica(card, devices, precision, strategy, 128, scale.batch_tokens)
-        # On a card `auto` means packed. On a processor packing has to be requested, for a model shared by two
-        # devices only when a switch needs it.
-        is_packed = strategy == REPLICATE or any(SWITCHES[switch].needs_packed for switch in switches)
-        attention = PACKED if is_cpu and is_packed else AUTO
-        return PlacedModel(Sharing(replica, devices), card, precision, attention, switches)
+        is_cpu = self.device.kind == CPU
+        precision = FP32 if is_cpu else choose_precision(AUTO, self.device).value
+        replica = plan_replica(card, (self.device,), precision, REPLICATE, 128, scale.batch_tokens)
+        # On a card `auto` means packed. On a processor packing has to be requested.
+        attention = PACKED if is_cpu else AUTO
+        return PlacedModel(Sharing(replica, (self.device,)), card, precision, attention, switches)
 
-    def measure_pair(
-        self, scale: Scale, base: tuple[str, ...], added: str, strategy: str = REPLICATE
-    ) -> dict[str, Any]:
+    def measure_pair(self, scale: Scale, base: tuple[str, ...], added: str) -> dict[str, Any]:
         """Compare passes without and with a switch, in turns.
 
         Raise BenchmarkFailed when the process does not use the switch.
         """
         cost = ModelCost.of(find_random(scale.shape))
-        spans = [(length, length) for length in scale.lengths]
-        if strategy != REPLICATE:  # mixed lengths, since equal ones leave no padding to save
-            spans = [(min(scale.lengths), max(scale.lengths))]
-        mixes = {f"{sum(span) // 2}": self.draw_ids(scale, cost, span) for span in spans}
+        mixes = {f"{length}": self.draw_ids(scale, cost, (length, length)) for length in scale.lengths}
         seconds: dict[str, list[list[float]]] = {mix: [[], []] for mix in mixes}
         peaks = [0, 0]
         with ExitStack() as exits:
-            pair = [self.place(scale, switches, strategy) for switches in (base, (*base, added))]
+            pair = [self.place(scale, switches) for switches in (base, (*base, added))]
             for system in pair:
                 exits.enter_context(system)
             check_switches(pair[1], (*base, added))
@@ -172,15 +160,14 @@ class Trial:
         verdict = HARMS if is_harm else HELPS if is_help else NEUTRAL
         tokens = {mix: sum(map(len, ids)) for mix, ids in mixes.items()}
         found = {"seconds": seconds, "tokens": tokens, "peaks": peaks, "gain": gain, "verdict": verdict}
-        shape = scale.shape if strategy == REPLICATE else f"{scale.shape}, {strategy}"
-        return {"shape": shape, "base": base, "added": added, **found}
+        return {"shape": scale.shape, "base": base, "added": added, **found}
 
     def measure_sizes(self, scale: Scale, kept: tuple[str, ...]) -> dict[str, Any]:
         """Measure tokens per second by batch size, and find the smallest size within 2 % of the best."""
         num_texts = max(scale.sizes) // LENGTH_OF_SWEEP
         ids = draw(num_texts, (LENGTH_OF_SWEEP, LENGTH_OF_SWEEP))
         rates: dict[int, list[float]] = {size: [] for size in scale.sizes}
-        with self.place(scale, kept, REPLICATE) as system:
+        with self.place(scale, kept) as system:
             for number in range(1 + self.harness.repeat):
                 for size in scale.sizes:
                     done = system.encode(ids, size)
@@ -205,18 +192,18 @@ class Trial:
 
 def run(harness: Harness) -> Report:
     scales = QUICK if harness.is_quick else CARD
-    devices = find_devices(harness)
+    device = find_tried_device(harness)
     capability = next(
-        (each for each in sorted(devices[0].features) if each.startswith(("sm_", "gfx"))), devices[0].kind
+        (each for each in sorted(device.features) if each.startswith(("sm_", "gfx"))), device.kind
     )
     identity = {
-        "card": devices[0].description or devices[0].name, "capability": capability, "torch": version("torch"),
+        "card": device.description or device.name, "capability": capability, "torch": version("torch"),
         "code": digest_code(),
     }  # fmt: skip
     home = harness.state or HOME / ("gpu-quick" if harness.is_quick else "gpu")
     records = Records(home / "records.jsonl", identity)
-    rates = measure_matrix_rates(devices[0])
-    trial = Trial(harness, devices, rates, records, time.monotonic() + 60 * harness.minutes)
+    rates = measure_matrix_rates(device)
+    trial = Trial(harness, device, rates, records, time.monotonic() + 60 * harness.minutes)
     judged: dict[str, dict[str, str]] = {}
     sweeps = []
     for scale in scales:
@@ -228,14 +215,6 @@ def run(harness: Harness) -> Report:
             if found and "rates" in found:
                 listed = "; ".join(f"{int(size):,}: {NUMBER(rate)}" for size, rate in found["rates"].items())
                 sweeps.append((f"{scale.shape}, {LENGTH_OF_SWEEP} tokens", listed, f"{found['knee']:,}"))
-    for name, strategy, scale in list_ranks(scales, devices):
-        step = f"ranks {strategy} {name}"
-        found = trial.do(
-            step,
-            lambda scale=scale, name=name, strategy=strategy: trial.measure_pair(scale, (), name, strategy),
-        )
-        if found is not None:
-            judged.setdefault(name, {})[f"{scale.shape}, {strategy}"] = found["verdict"]
     chosen, reasons = choose_defaults(judged)
     if harness.is_written:
         if trial.num_left:
@@ -271,24 +250,18 @@ def run(harness: Harness) -> Report:
     )
 
 
-def find_devices(harness: Harness) -> tuple[Device, ...]:
-    """Return the first GPU and a second of the same kind if there is one.
+def find_tried_device(harness: Harness) -> Device:
+    """Return the GPU, or for a quick check of the mechanics half of the processor.
 
-    For a quick check of the mechanics return two halves of the processor. Raise BenchmarkFailed for a full
-    run on a processor.
+    Raise BenchmarkFailed for a full run on a processor.
     """
-    inventory = detect_inventory()
-    if harness.device == CPU:
-        if not harness.is_quick:
-            raise BenchmarkFailed(
-                "There is nothing to decide for a CPU; `--device cpu --quick` only tests the steps."
-            )
-        return tuple(parse_devices("cpu:0,cpu:1", inventory))
-    first = find_device(harness.device)
-    others = [
-        each for each in inventory.accelerators if each.description == first.description and each != first
-    ]
-    return (first, *others[:1])
+    if harness.device != CPU:
+        return find_device(harness.device)
+    if not harness.is_quick:
+        raise BenchmarkFailed(
+            "There is nothing to decide for a CPU; `--device cpu --quick` only tests the steps."
+        )
+    return parse_devices("cpu:0,cpu:1", detect_inventory())[0]
 
 
 def digest_code() -> str:
@@ -302,8 +275,8 @@ def digest_code() -> str:
 def choose_together(trial: Trial, scale: Scale, judged: dict[str, dict[str, str]]) -> tuple[str, ...]:
     """Measure each switch alone, then add those that help, the best first. Return the combination kept."""
     gains: dict[str, float] = {}
-    for name, switch in SWITCHES.items():
-        if switch.is_of_ranks or find_obstacle(trial.devices[0], name, scale.shape):
+    for name in SWITCHES:
+        if find_obstacle(trial.device, name, scale.shape):
             continue
         step = f"switch {scale.shape} {name}"
         found = trial.do(step, lambda name=name: trial.measure_pair(scale, (), name))
@@ -322,19 +295,11 @@ def choose_together(trial: Trial, scale: Scale, judged: dict[str, dict[str, str]
     return kept
 
 
-def list_ranks(scales: Sequence[Scale], devices: Sequence[Device]) -> Iterator[tuple[str, str, Scale]]:
-    """Yield switch, strategy and scale for models shared by two devices; nothing on a single device."""
-    scale = next((each for each in scales if each.shape == SHARED_SHAPE), scales[0])
-    for name, switch in SWITCHES.items():
-        if switch.is_of_ranks and len(devices) > 1 and not find_obstacle(devices[0], name, scale.shape):
-            yield from ((name, strategy, scale) for strategy in (PIPELINE, TENSOR))
-
-
 def find_obstacle(device: Device, name: str, shape: str) -> str:
     """Return why the switch cannot be used with the shape, by the table of switches; empty when it can."""
     hidden_size = int(SHAPES[shape].config["hidden_size"])
     tried = replace(device, features=device.features | {"tried"})
-    place = SwitchFacts(tried, hidden_size, is_shared=SWITCHES[name].is_of_ranks)
+    place = SwitchFacts(tried, hidden_size)
     # As a default of the card the switch is left out for a stated reason; requested by name it would raise an
     # error.
     defaults = {"tried": SwitchDefaults((name,), "it is tried")}

@@ -24,7 +24,7 @@ from worker.devices.device import CPU, Device
 from worker.encoder.choice import PACKED, PADDED
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.model.packed import make_attention
-from worker.parallel.rank_switches import set_attention
+from worker.parallel.agreement import set_attention
 from worker.parallel.shard_encoder import ShardEncoder, load_shard
 from worker.placement.placement import Rank
 from worker.placement.strategies import FULLY_SHARDED, SHARED, TENSOR
@@ -119,7 +119,7 @@ def encode_with_all(
         card = read_card(folder)
         for strategy in (each for each in strategies_of(folder.name) if each in strategies):
             layers = stage_layers(strategy, world_size, read_num_layers(folder))
-            rank = Rank(number, world_size, strategy, layers, 3, directory / "meeting_point", 60.0)
+            rank = Rank(number, world_size, strategy, layers, directory / "meeting_point", 60.0)
             for attention in attentions_of(folder.name):
                 order = EncoderOrder(
                     card, DEVICE, "torch", precision_of(folder.name), 1, directory, attention, rank

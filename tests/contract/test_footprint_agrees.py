@@ -99,7 +99,7 @@ def measure_rank(number: int, world_size: int, directory: Path) -> None:
             if strategy == TENSOR and folder.name.startswith("deberta"):
                 continue
             layers = stage_layers(strategy, world_size, NUM_LAYERS)
-            rank = Rank(number, world_size, strategy, layers, 1, directory / "meeting_point", 120.0)
+            rank = Rank(number, world_size, strategy, layers, directory / "meeting_point", 120.0)
             order = EncoderOrder(card, DEVICE, "torch", "fp32", 1, directory, PADDED, rank)
             share = list_shares(strategy, layers, world_size)[number]
             found = compare(card, load_shard(order), "fp32", share)

@@ -18,13 +18,11 @@ from tests.contract.rank_program import DEVICE, NUM_LAYERS, batches, stage_layer
 from tests.contract.ranks import run_ranks
 from tests.rerankers import read_card
 from vectormill.domain.errors import ModelError
-from worker.devices.device import device_environment
-from worker.encoder import switches
-from worker.encoder.choice import PACKED, PADDED
+from worker.devices.device import Device, device_environment
+from worker.encoder.choice import PACKED, PADDED, AttentionShape
 from worker.encoder.encoder import Choice, EncoderOrder
-from worker.encoder.switches import PACKED_RANKS, SwitchDefaults
+from worker.model.forms import Form
 from worker.model.packed import Kernel, exact_kernel
-from worker.parallel import rank_switches as choice
 from worker.parallel import shard_encoder
 from worker.parallel.rendezvous import find_first_objection
 from worker.parallel.shard_encoder import ShardEncoder
@@ -34,7 +32,6 @@ from worker.runner.starter import LOOPBACK
 
 STRATEGIES: Final = (TENSOR, PIPELINE, FULLY_SHARDED)
 CARD_FEATURE: Final = "a card"
-MEASURED: Final = {CARD_FEATURE: SwitchDefaults((PACKED_RANKS,), "today")}
 
 
 def refuse(query: Tensor, *_: Any) -> Tensor:
@@ -66,13 +63,14 @@ def load_all(number: int, world_size: int, folder: Path) -> None:
     """Leaves in `number.json` what this rank made of every case, and its vectors in `number.npz`."""
     found: dict[str, Any] = {}
     vectors: dict[str, Any] = {}
+    kept: list[ShardEncoder] = []
     is_last = number == world_size - 1
     card = read_card(folder / "bert", pooling="mean+last_token")
 
     def load(strategy: str, attention: str, *, has_card: bool = True) -> ShardEncoder:
         device = replace(DEVICE, features=frozenset({CARD_FEATURE}) if has_card else frozenset())
         layers = stage_layers(strategy, world_size)
-        rank = Rank(number, world_size, strategy, layers, 3, folder / "meeting_point", 60.0)
+        rank = Rank(number, world_size, strategy, layers, folder / "meeting_point", 60.0)
         order = EncoderOrder(card, device, "torch", "fp32", 1, folder, attention, rank)
         return ShardEncoder(order, rank)
 
@@ -82,17 +80,28 @@ def load_all(number: int, world_size: int, folder: Path) -> None:
         except ModelError as error:
             found[case] = {"error": str(error)}
             return
+        kept[:] = [encoder]  # another rank may still wait for what this one has sent
         report = encoder.describe()
-        found[case] = {"packed": report.is_packed, "on": report.switches, "notes": report.notes}
+        found[case] = {"packed": report.is_packed, "because": reasons[-1]}
         parts = [encoder.encode(batch).matrix for batch in batches()]
         vectors[case] = np.concatenate([np.zeros((0, card.dimension)), *filter(len, parts)])
 
-    def pack_by_default(wanted: str, *_: Any) -> Choice:
-        return Choice(wanted if wanted == PADDED else PACKED, "as on a card")
+    def pack_by_default(wanted: str, shape: AttentionShape, device: Device, precision: str) -> Choice:
+        if CARD_FEATURE in device.features:
+            return Choice(PACKED, "it is such a card")
+        return Choice(PADDED, "it is another card")
+
+    reasons: list[str] = []
+    load_form = ShardEncoder._load_form
+
+    def note_reason(encoder: ShardEncoder, order: EncoderOrder, precision: Choice) -> tuple[Form, Choice]:
+        form, attention = load_form(encoder, order, precision)
+        reasons.append(attention.reason)
+        return form, attention
 
     with (
-        patch.object(choice, "choose_attention", pack_by_default),
-        patch.object(switches, "load_defaults", lambda: MEASURED),
+        patch.object(shard_encoder, "choose_attention", pack_by_default),
+        patch.object(ShardEncoder, "_load_form", note_reason),
     ):
         for strategy in STRATEGIES:
             for name, kernel in KERNELS.items():
@@ -128,7 +137,7 @@ def found(folder: Path) -> Found:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_ranks_pack_together_where_all_agree_with_padding(strategy: str, found: Found) -> None:
     for rank in found:
-        assert rank[f"{strategy}|right"] == {"packed": True, "on": ["packed_ranks"], "notes": []}
+        assert rank[f"{strategy}|right"] == {"packed": True, "because": "it is such a card"}
         assert rank[f"{strategy}|right|asked"]["packed"]
 
 
@@ -146,9 +155,8 @@ def test_a_kernel_that_is_bad_on_one_rank_packs_none_and_keeps_none_waiting(
 ) -> None:
     first, second = (rank[f"{strategy}|{kernel}"] for rank in found)
     assert first == second
-    assert (first["packed"], first["on"]) == (False, [])
-    (note,) = first["notes"]
-    assert note.startswith(f"The switch packed_ranks is off because {reason}")
+    assert not first["packed"]
+    assert first["because"].startswith(reason)
     asked = [rank[f"{strategy}|{kernel}|asked"]["error"] for rank in found]
     assert asked[0] == asked[1]
     assert asked[0].startswith(f"Packed attention cannot be used because {reason}")
@@ -156,13 +164,10 @@ def test_a_kernel_that_is_bad_on_one_rank_packs_none_and_keeps_none_waiting(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_rank_that_does_not_want_to_pack_keeps_the_others_from_it(strategy: str, found: Found) -> None:
-    note = "The switch packed_ranks is off because it was not requested (on rank {})."
-    for case, wants, refuses in (("another card", 0, 1), ("another card first", 1, 0)):
-        for rank in found:
-            assert not rank[f"{strategy}|{case}"]["packed"]
-        assert found[wants][f"{strategy}|{case}"]["notes"] == [note.format(refuses)]
-        assert found[refuses][f"{strategy}|{case}"]["notes"] == []
+def test_a_rank_that_cannot_pack_keeps_the_others_from_it(strategy: str, found: Found) -> None:
+    for case, refuses in (("another card", 1), ("another card first", 0)):
+        told = {"packed": False, "because": f"it is another card (on rank {refuses})"}
+        assert [rank[f"{strategy}|{case}"] for rank in found] == [told, told]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -9,16 +9,22 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.random_embedder import SMALL, write_random_embedder
+from tests.contract.ranks import run_ranks
 from tests.models import DEVICE, TinyModels, packaged_model, read_card
 from vectormill.domain.errors import ModelError
 from vectormill.domain.task import OUTPUTS as OUTPUT_NAMES
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.ragged import Ragged
 from worker.batching.batch import OUTPUTS, Batch
+from worker.devices.device import device_environment
 from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import DirectEncoder, Encoder, EncoderOrder, EncoderReport
 from worker.encoder.outputs import find_bits
 from worker.encoder.reproducible import ReproducibleEncoder
+from worker.parallel.shard_encoder import load_shard
+from worker.placement.placement import Rank
+from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
+from worker.runner.starter import LOOPBACK
 
 BACKENDS = pytest.mark.parametrize("backend", ["openvino", "torch"])
 
@@ -115,6 +121,36 @@ def test_what_cannot_be_promised_is_refused(models: TinyModels, cache_dir: Path)
     order = order_of(models, cache_dir, "torch")
     with pytest.raises(ModelError, match="cuda:0 is not a processor"):
         load_encoder(replace(order, device=replace(DEVICE, name="cuda:0", kind="cuda")))
+
+
+def encode_as_rank(number: int, order: EncoderOrder, folder: Path) -> None:
+    """Compare the bits of texts in batches with those of each alone, and leave how many this rank has answered."""
+    rows, sizes = draw_rows(60, 70), np.random.default_rng(3).integers(1, 40, size=50)
+    for strategy in (PIPELINE, TENSOR):
+        layers = (1, 1) if strategy == PIPELINE else (2,)
+        rank = Rank(number, 2, strategy, layers, folder / "meeting_point", 60.0)
+        encoder = load_shard(replace(order, rank=rank))
+        alone = encode(encoder, rows, np.array([1]))
+        assert encode(encoder, rows, sizes) == alone
+        assert encode(encoder, rows[::-1], sizes) == alone[::-1]
+        assert encoder.describe().tile_tokens
+        (folder / f"{strategy} {number}").write_text(str(len(alone)))
+
+
+def test_a_text_has_the_same_bits_in_any_batch_of_devices_that_share_a_model(
+    models: TinyModels, cache_dir: Path, tmp_path: Path
+) -> None:
+    order = order_of(models, cache_dir, "torch")
+    environment = device_environment(DEVICE, 2) | LOOPBACK
+    run_ranks(encode_as_rank, [(number, order, tmp_path) for number in range(2)], environment)
+    answered = {
+        strategy: [int((tmp_path / f"{strategy} {number}").read_text()) for number in range(2)]
+        for strategy in (PIPELINE, TENSOR)
+    }
+    assert answered == {PIPELINE: [0, 60], TENSOR: [60, 0]}
+    rank = Rank(0, 2, FULLY_SHARDED, (2,), tmp_path / "unused", 60.0)
+    with pytest.raises(ModelError, match="cannot be reproducible because with the strategy fully_sharded"):
+        load_shard(replace(order, rank=rank))
 
 
 def test_the_packaged_model_is_reproducible(cache_dir: Path) -> None:

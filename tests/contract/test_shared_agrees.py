@@ -262,7 +262,7 @@ def test_deberta_says_why_its_layers_cannot_be_cut() -> None:
 
 
 def test_an_extraction_says_so_before_it_meets_other_ranks(tmp_path: Path) -> None:
-    rank = Rank(0, 2, TENSOR, (3,), 1, tmp_path / "meeting_point", 60.0)
+    rank = Rank(0, 2, TENSOR, (3,), tmp_path / "meeting_point", 60.0)
     order = EncoderOrder(
         read_model_card("rexuninlu", GOLDEN / "model"), DEVICE, "torch", "fp32", 1, tmp_path, rank=rank
     )

@@ -139,18 +139,18 @@ def test_the_driver_tells_how_much_of_a_gpu_is_in_use(make_engine: MakeEngine) -
 
 @NEEDS_TWO_GPUS
 @pytest.mark.parametrize("strategy", SHARED)
-@pytest.mark.parametrize("switches", ["none", "packed_ranks", "queued_ranks", "packed_ranks,queued_ranks"])
+@pytest.mark.parametrize("attention", ["auto", "padded"])
 def test_gpus_that_share_a_model_give_the_vectors_of_a_processor(
-    make_engine: MakeEngine, expected: NDArray[np.float32], strategy: str, switches: str
+    make_engine: MakeEngine, expected: NDArray[np.float32], strategy: str, attention: str
 ) -> None:
     """Over NCCL, between processes each of which sees one GPU."""
     inventory, names = detect_inventory(), "cuda:0,cuda:1"
     asked = PlanSettings("bf16", CARD.max_tokens, names, strategy)
     placement = plan_placement(inventory, CARD.find_shape(), asked)
     sharing = Sharing(placement.replicas[0], tuple(parse_devices(names, inventory)))
-    engine = make_engine("cuda", sharing=sharing, precision="bf16", switches=switches, reuse_bytes=0)
+    engine = make_engine("cuda", sharing=sharing, precision="bf16", attention=attention, reuse_bytes=0)
     report = engine.report()
-    assert (report["is_packed"], report["is_queued"]) == ("packed" in switches, "queued" in switches)
+    assert (report["is_packed"], report["is_queued"]) == (attention == "auto", True)
     for _ in range(3):  # again, with communicators that are there
         assert smallest_cosine(encode(engine, TEXTS), expected) >= 0.999
     assert engine.report()["device"]["value"] == names.replace(",", "+")

@@ -14,11 +14,10 @@ import pytest
 from tests.gpu.devices import NEEDS_GPU
 from worker.placement.strategies import SHARED
 
-BOTH: Final = "packed_ranks,queued_ranks"
 CASES: Final = [
-    ("cpu", BOTH),
-    pytest.param("cuda", "none", marks=NEEDS_GPU),
-    pytest.param("cuda", BOTH, marks=NEEDS_GPU),
+    ("cpu", "packed"),
+    pytest.param("cuda", "padded", marks=NEEDS_GPU),
+    pytest.param("cuda", "auto", marks=NEEDS_GPU),
 ]
 PROGRAM: Final = """
 import sys
@@ -34,18 +33,16 @@ from worker.encoder.encoder import EncoderOrder
 from worker.parallel.shard_encoder import load_shard
 from worker.placement.placement import Rank
 
-kind, strategy, switches, folder = sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4])
+kind, strategy, attention, folder = sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4])
 card, device = Registry({}).card(DEFAULT_MODEL, weights=True), find_device(kind)
 is_cuda = kind == "cuda"
-rank = Rank(0, 1, strategy, (6,), 2, folder / "store", 60.0)
+rank = Rank(0, 1, strategy, (6,), folder / "store", 60.0)
 precision = "bf16" if is_cuda else "fp32"
-attention = "auto" if is_cuda else "packed" if "packed" in switches else "padded"
-named = switches if is_cuda else "none"
-order = EncoderOrder(card, device, "torch", precision, 1, folder, attention, rank, switches=named)
+order = EncoderOrder(card, device, "torch", precision, 1, folder, attention, rank)
 shard = load_shard(order)
 report = shard.describe()
-assert report.is_packed == ("packed" in switches), report
-assert report.is_queued == (is_cuda and "queued" in switches), report
+assert report.is_packed == (attention != "padded"), report
+assert report.is_queued == is_cuda, report
 passes = [shard.prepare(batch) for batch in batches()]  # as a rank does that queues: all at once
 for each in passes:
     each.start()
@@ -57,11 +54,11 @@ np.savez(folder / "vectors.npz", found=found, expected=expected)
 
 
 @pytest.mark.parametrize("strategy", SHARED)
-@pytest.mark.parametrize(("kind", "switches"), CASES)
+@pytest.mark.parametrize(("kind", "attention"), CASES)
 def test_a_rank_alone_gives_the_vectors_of_a_whole_model(
-    kind: str, switches: str, strategy: str, tmp_path: Path
+    kind: str, attention: str, strategy: str, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-c", PROGRAM, kind, strategy, switches, str(tmp_path)]
+    command = [sys.executable, "-c", PROGRAM, kind, strategy, attention, str(tmp_path)]
     subprocess.run(command, check=True, timeout=300)
     saved = np.load(tmp_path / "vectors.npz")
     found, expected = saved["found"], saved["expected"]

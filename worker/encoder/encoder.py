@@ -117,8 +117,9 @@ class EncoderReport:
     to `longest_bucket`. `switches` are those in use. `gives_vectors` means that each result is card.dimension
     float32 values, which are normalized and cut as jobs ask; otherwise rows of any length and type are passed
     on unchanged. Where `tile_tokens` is not 0, a batch is computed in tiles of so many tokens. `pools_passages`
-    means that a batch may ask for the vectors of passages (SPANS). Add new fields at the
-    end: during an upgrade, workers of the previous version receive them too.
+    means that a batch may ask for the vectors of passages (SPANS). Where devices share a model in `num_stages` stages,
+    each of these computes another batch. Add new fields at the end: during an upgrade, workers of the previous version
+    receive them too.
     """
 
     device: Choice
@@ -137,11 +138,17 @@ class EncoderReport:
     gives_vectors: bool = True
     tile_tokens: int = 0
     pools_passages: bool = False
+    num_stages: int = 1
+
+    @property
+    def num_computed(self) -> int:
+        """Return how many batches are computed at once: one per stream, or one per stage."""
+        return self.num_streams + self.num_stages - 1
 
     @property
     def num_started(self) -> int:
-        """Return a process's number of in-flight batches: one per stream, and one queued on the device."""
-        return self.num_streams + self.is_queued
+        """Return the number of batches that are started at once: those computed, and one queued on the device."""
+        return self.num_computed + self.is_queued
 
 
 def find_changes(before: EncoderReport, now: EncoderReport) -> tuple[str, ...]:
@@ -158,6 +165,7 @@ def find_changes(before: EncoderReport, now: EncoderReport) -> tuple[str, ...]:
         "is_queued",
         "longest_bucket",
         "tile_tokens",
+        "num_stages",
     )
     pairs = [(name, getattr(before, name), getattr(now, name), "") for name in names]
     for name in ("backend", "precision"):
@@ -190,6 +198,10 @@ class Encoder(ABC):
     def describe(self) -> EncoderReport:
         """Return a report on what was loaded, with the reason for every choice."""
         return self._report
+
+    def take_waited_seconds(self) -> float:
+        """Return for how long the batches that are done since the last call have waited for other processes."""
+        return 0.0
 
     def encode(self, batch: Batch) -> Ragged:
         """Return the results, one row per sequence.

@@ -18,6 +18,7 @@ from worker.batching.batch import OUTPUTS, Batch
 from worker.batching.cost import LengthBuckets, count_tile_rows
 from worker.devices.device import CPU
 from worker.encoder.encoder import Encoder, EncoderOrder, EncoderReport, ForwardPass
+from worker.placement.strategies import FULLY_SHARDED
 
 # The size of a tile. A smaller one wastes less where few texts are of one length, a larger one computes faster
 # (docs/LOG.md). The pool of waiting sequences fills them.
@@ -59,7 +60,8 @@ class TiledPass:
                 for part in parts
             ]
         order = np.argsort(np.concatenate(self._places), kind="stable")
-        return Ragged.join(parts).take(order)
+        joined = Ragged.join(parts)
+        return joined.take(order) if len(joined) else joined  # another rank returns the results
 
 
 class ReproducibleEncoder(Encoder):
@@ -75,13 +77,16 @@ class ReproducibleEncoder(Encoder):
         if not all(map(self._is_stable, lengths)):
             raise ModelError(
                 f"The model {order.card.name!r} cannot be reproducible with {report.backend.value}: its results "
-                "depend on the place of a text in its batch. Use another backend."
+                "depend on the place of a text in its batch. Use another backend or strategy."
             )
 
     def describe(self) -> EncoderReport:
         report = self._inner.describe()
         note = f"Each text has the same bits in any batch, with others of its length in tiles of {TILE_TOKENS} tokens."
         return replace(report, notes=(*report.notes, note), tile_tokens=TILE_TOKENS)
+
+    def take_waited_seconds(self) -> float:
+        return self._inner.take_waited_seconds()
 
     def prepare(self, batch: Batch) -> ForwardPass:
         tiles = list(self._cut(batch))
@@ -117,10 +122,9 @@ class ReproducibleEncoder(Encoder):
         ]
         batches = [[first], [first, *others], [*others, first], [*others, *others, first]]
         places = [0, 0, len(others), 2 * len(others)]
-        found = [
-            self.encode(Batch.from_ids(rows)).row(place) for rows, place in zip(batches, places, strict=True)
-        ]
-        return len({row.tobytes() for row in found}) == 1
+        found = [self.encode(Batch.from_ids(rows)) for rows in batches]
+        rows = [each.row(place) for each, place in zip(found, places, strict=True) if len(each)]
+        return len({row.tobytes() for row in rows}) <= 1
 
 
 def refuse_irreproducible(order: EncoderOrder) -> None:
@@ -128,8 +132,8 @@ def refuse_irreproducible(order: EncoderOrder) -> None:
     obstacle = ""
     if order.card.is_extractor:
         obstacle = "extraction is not computed in tiles of one shape"
-    elif order.rank is not None:
-        obstacle = "several devices share the model"
+    elif order.rank is not None and order.rank.strategy == FULLY_SHARDED:
+        obstacle = "with the strategy fully_sharded several devices compute parts of each tile"
     elif order.device.kind != CPU:
         obstacle = f"{order.device.name} is not a processor, and its kernels were not compared"
     if obstacle:

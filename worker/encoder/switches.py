@@ -19,8 +19,8 @@ from worker.devices.device import CUDA, Device
 from worker.encoder.encoder import AUTO
 
 NONE: Final = "none"
-PACKED_RANKS: Final = "packed_ranks"
-QUEUED_RANKS: Final = "queued_ranks"
+# Names of earlier releases. Devices that share a model pack and queue as a single one does.
+RETIRED: Final = frozenset({"packed_ranks", "queued_ranks"})
 DEFAULTS_PATH: Final = Path(__file__).with_name("switch_defaults.json")
 
 
@@ -30,9 +30,8 @@ class Switch:
 
     `smallest_capability` and `largest_capability` are compute capabilities, 90 for 9.0; a switch without
     either also works on a CPU. `package` is what it imports besides torch. `needs_packed` limits it to packed
-    networks, `is_of_ranks` to models that several devices share. It is expected to pay from
-    `pays_from_hidden_size`. A switch that `changes_vectors` by more than the rounding of 16 bits is never
-    among a card's defaults: it must be requested by name.
+    networks. It is expected to pay from `pays_from_hidden_size`. A switch that `changes_vectors` by more than the
+    rounding of 16 bits is never among a card's defaults: it must be requested by name.
     """
 
     name: str
@@ -41,7 +40,6 @@ class Switch:
     largest_capability: int | None = None
     package: str | None = None
     needs_packed: bool = True
-    is_of_ranks: bool = False
     pays_from_hidden_size: int = 0
     changes_vectors: bool = False
 
@@ -56,8 +54,6 @@ class Switch:
             parts.append(f"the package {self.package}")
         if self.needs_packed:
             parts.append("packed attention")
-        if self.is_of_ranks:
-            parts.append("a model shared by several devices")
         if self.pays_from_hidden_size:
             parts.append(f"meant for hidden sizes of {self.pays_from_hidden_size:,} or more")
         return ", ".join(parts)
@@ -93,18 +89,6 @@ SWITCHES: Final[Mapping[str, Switch]] = {
             pays_from_hidden_size=2048,
             changes_vectors=True,
         ),
-        Switch(
-            PACKED_RANKS,
-            "Devices that share a model neither compute padding nor pass it on.",
-            is_of_ranks=True,
-        ),
-        Switch(
-            QUEUED_RANKS,
-            "Devices that share a model have its next batch queued behind the current one.",
-            smallest_capability=70,
-            needs_packed=False,
-            is_of_ranks=True,
-        ),
     )
 }
 
@@ -127,7 +111,6 @@ class SwitchFacts:
     device: Device
     hidden_size: int
     padded_because: str = ""
-    is_shared: bool = False  # by several devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +146,7 @@ def choose_switches(
     """Return every requested switch, on or off, in the table's order.
 
     `wanted` is "auto", "none" or names with commas. Raises ModelError if a switch that was requested by name
-    cannot be used. A switch for ranks in a model on one device, and the other way round, is off without an
-    error, because the setting applies to all models of a worker.
+    cannot be used.
     """
     names = parse_switches(wanted)
     if names is not None:
@@ -172,11 +154,7 @@ def choose_switches(
     else:
         found = find_defaults(place.device, load_defaults() if defaults is None else defaults)
         asked = [SwitchChoice(name, True, f"measured: {found.measured}", False) for name in found.switches]
-    return tuple(
-        _settle(choice, place, is_installed)
-        for choice in asked
-        if choice.is_asked or SWITCHES[choice.name].is_of_ranks == place.is_shared
-    )
+    return tuple(_settle(choice, place, is_installed) for choice in asked)
 
 
 def describe_switches(wanted: str, device: Device) -> str:
@@ -189,23 +167,17 @@ def describe_switches(wanted: str, device: Device) -> str:
     return f"Switches to try on {device.name}: {', '.join(listed)} ({why})." if listed else ""
 
 
-def list_wanted(wanted: str, device: Device) -> tuple[str, ...]:
-    """Return the switches that are requested by name or measured to pay, whether they can be used or not."""
-    names = parse_switches(wanted)
-    return find_defaults(device, load_defaults()).switches if names is None else names
-
-
 def parse_switches(wanted: str) -> tuple[str, ...] | None:
     """Return the named switches, without repeats, in the table's order; None for "auto".
 
-    Raises ConfigurationError for unknown names.
+    Names of earlier releases are left out. Raises ConfigurationError for unknown names.
     """
     if wanted.strip() == AUTO:
         return None
     if wanted.strip() == NONE:
         return ()
-    names = [name.strip() for name in wanted.split(",")]
-    for name in names:
+    names = {name.strip() for name in wanted.split(",")} - RETIRED
+    for name in sorted(names):
         if name not in SWITCHES:
             nearest = difflib.get_close_matches(name, [*SWITCHES, AUTO, NONE], n=1, cutoff=0)
             raise ConfigurationError(
@@ -213,6 +185,17 @@ def parse_switches(wanted: str) -> tuple[str, ...] | None:
                 f"GPU), none, or names from: {', '.join(SWITCHES)}."
             )
     return tuple(name for name in SWITCHES if name in names)
+
+
+def describe_retired(wanted: str) -> str:
+    """Return a sentence about names that earlier releases had; empty if there are none."""
+    names = sorted(RETIRED & {name.strip() for name in wanted.split(",")})
+    if not names:
+        return ""
+    return (
+        f"VECTORMILL_WORKER_SWITCHES names {' and '.join(names)}, which devices that share a model no longer need: "
+        "they pack and queue by the same rule as a single device. Remove it."
+    )
 
 
 def find_defaults(device: Device, defaults: Mapping[str, SwitchDefaults]) -> SwitchDefaults:
@@ -250,9 +233,6 @@ def is_package_installed(package: str) -> bool:
 
 def _settle(choice: SwitchChoice, place: SwitchFacts, is_installed: Callable[[str], bool]) -> SwitchChoice:
     switch = SWITCHES[choice.name]
-    if switch.is_of_ranks != place.is_shared:
-        where = "several devices share this model" if place.is_shared else "this model runs on one device"
-        return SwitchChoice(choice.name, False, where, choice.is_asked)
     obstacle = _find_obstacle(switch, place, is_installed)
     if obstacle is not None:
         return choice.refuse(obstacle)

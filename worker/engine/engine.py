@@ -102,10 +102,7 @@ class Engine:
         longest_text_tokens: int = 0,
         display: LoadingDisplay | None = None,
     ) -> None:
-        # The plan has already divided the memory of the devices, so nothing is left to tune.
         if sharing is not None:
-            tokens = settings.max_batch_tokens or sharing.replica.max_batch_tokens
-            settings = settings.model_copy(update={"max_batch_tokens": tokens})
             card = without_heads(card)
         num_threads = settings.threads or device.num_threads
         self._card = card
@@ -185,7 +182,7 @@ class Engine:
             self._reuse = VectorReuse(self._reuse_bytes)
         cost = find_batch_cost(self._card, report)
         self._tuner.begin(report, memory, cost)
-        return self._queue.adopt(cost, report.num_started, report.num_streams)
+        return self._queue.adopt(cost, report.num_started, report.num_computed)
 
     def _find_flaw(self, results: Ragged, expected: NDArray[Any]) -> str:
         """Return what is wrong with results of a known text: another vector than the precision promises, at least."""

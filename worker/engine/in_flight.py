@@ -166,7 +166,7 @@ class InFlight:
         # blame. Urgent ones come first.
         self._suspects: list[OwnedBatch] = []
         self._returned: list[OwnedBatch] = []
-        self._num_streams, self._is_queued = 1, False
+        self._num_streams, self._num_computed, self._is_queued = 1, 1, False
         self._encoder: tuple[str, ...] = ()  # backend, precision and attention of the last process
         self._last_seconds = math.inf  # seconds of the last batch
         self._next_number = 0
@@ -183,7 +183,8 @@ class InFlight:
         """
         same = self._encoder == (encoder := (report.backend.value, report.precision.value, report.attention))
         self._encoder = encoder
-        self._num_streams, self._is_queued, self.memory = report.num_streams, report.is_queued, memory
+        self._num_streams, self._num_computed = report.num_streams, report.num_computed
+        self._is_queued, self.memory = report.is_queued, memory
         self._last_seconds = math.inf
         self._dimension = self._model_dimension if report.gives_vectors else None
         if is_another:
@@ -200,7 +201,7 @@ class InFlight:
         """Return True if the runner has room for a batch: it may have those that it computes and one more."""
         num_queued = self._is_queued and self._last_seconds < LONGEST_QUEUED_SECONDS
         return (
-            not self.check.is_open and len(self.outstanding) < self._num_streams + num_queued + BATCHES_AHEAD
+            not self.check.is_open and len(self.outstanding) < self._num_computed + num_queued + BATCHES_AHEAD
         )
 
     def next_message(self) -> Encode | None:

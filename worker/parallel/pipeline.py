@@ -1,9 +1,10 @@
-"""Pipeline parallelism: each rank runs consecutive layers, and micro-batches pass through the ranks."""
+"""Pipeline parallelism: each rank runs consecutive layers, and batches pass through the ranks."""
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from vectormill.models.families import Layout
-from worker.batching.batch import Batch
+from worker.devices.device import CUDA
 from worker.placement.placement import Rank
 
 
@@ -59,73 +60,65 @@ def _replace(transformer: nn.Module, path: str, module: nn.Module | None) -> Non
     setattr(transformer.get_submodule(parent_path), name, module)
 
 
-def split_micro_batches(batch: Batch, count: int) -> list[Batch]:
-    """Split a batch into at most `count` parts of similar token counts. All ranks get the same result."""
-    bounds = [0]
-    tokens, target = 0, batch.num_tokens / count
-    for position, length in enumerate(batch.lengths.tolist(), start=1):
-        tokens += length
-        if tokens >= target * len(bounds) or position == len(batch):
-            bounds.append(position)
-    return [batch.part(start, end) for start, end in pairwise(bounds) if end > start]
-
-
 class PipelineStage:
-    """One rank's stage of the pipeline. The host waits only for hidden states that have not arrived."""
+    """One rank's stage of the pipeline, through which batches pass one after another.
+
+    A stage does not wait until the next one has use for what it sends: it computes the next batch meanwhile, so all
+    stages compute at once, each another batch. Besides the hidden states that a stage computes, it holds at most
+    those of one batch that waits to be sent and of one that arrives, which is what the plan counts.
+    """
 
     def __init__(self, rank: Rank, dtype: torch.dtype, device: torch.device) -> None:
         self._rank = rank
         self._dtype = dtype
         self._device = device
+        # Receives on a GPU. On the stream that computes, a transfer would wait for the batch before.
+        self._stream = torch.cuda.Stream() if device.type == CUDA else None
+        self._leaving: tuple[Any, Tensor] | None = None  # what is being sent, and its request
+        self._waited_seconds = 0.0
+        self._waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()  # of a GPU: begin and end
 
-    def run(
-        self,
-        shapes: Sequence[tuple[int, ...]],
-        compute: Callable[[int, Tensor | None], Any],
-    ) -> list[Any]:
-        """Return the last stage's results of `compute(number, hidden states)` for each micro-batch.
+    def run(self, shape: tuple[int, ...], compute: Callable[[Tensor | None], Any]) -> Any:
+        """Return `compute(hidden states of the previous stage)` for a batch, if this is the last stage.
 
-        Other stages send what `compute` returns to the next stage and return nothing. `shapes` are those of
-        the hidden states [n, length, hidden size] of each micro-batch, which every rank knows.
+        Other stages send what `compute` returns to the next stage and return None. `shape` is that of the hidden
+        states [n, length, hidden size], which every rank knows.
         """
-        results: list[Any] = []
-        arriving = self._receive(shapes[0])
-        leaving: _Transfer | None = None
-        for number in range(len(shapes)):
-            hidden_states = None if arriving is None else arriving.finish()
-            # Post the next receive before computing, so that the previous stage rarely waits for it. Only
-            # one: waiting and leaving hidden states take memory, and the plan counts one of each.
-            arriving = self._receive(shapes[number + 1]) if number + 1 < len(shapes) else None
-            made = compute(number, hidden_states)
-            hidden_states = None
-            if self._rank.is_last:
-                results.append(made)
-                continue
-            if leaving is not None:
-                leaving.finish()
-            made = made.contiguous()
-            leaving = _Transfer(dist.isend(made, self._rank.number + 1), made)
-        if leaving is not None:
-            leaving.finish()
-        return results
+        made = compute(None if self._rank.is_first else self._receive(shape))
+        if self._rank.is_last:
+            return made
+        if self._leaving is not None:
+            self._wait(self._leaving[0])
+        made = made.contiguous()
+        self._leaving = dist.isend(made, self._rank.number + 1), made
+        return None
 
-    def _receive(self, shape: tuple[int, ...]) -> "_Transfer | None":
-        if self._rank.is_first:
-            return None
-        hidden_states = torch.empty(shape, dtype=self._dtype, device=self._device)
-        return _Transfer(dist.irecv(hidden_states, self._rank.number - 1), hidden_states)
+    def take_waited_seconds(self) -> float:
+        """Return for how long this stage has waited for its neighbours in the batches that are done."""
+        while self._waits and self._waits[0][1].query():
+            begin, end = self._waits.popleft()
+            self._waited_seconds += begin.elapsed_time(end) / 1000
+        seconds, self._waited_seconds = self._waited_seconds, 0.0
+        return seconds
 
+    def _receive(self, shape: tuple[int, ...]) -> Tensor:
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            hidden_states = torch.empty(shape, dtype=self._dtype, device=self._device)
+            request = dist.irecv(hidden_states, self._rank.number - 1)
+        self._wait(request)
+        if self._stream is not None:
+            hidden_states.record_stream(torch.cuda.current_stream())
+        return hidden_states
 
-@dataclass(frozen=True, slots=True)
-class _Transfer:
-    """Hidden states being sent to or received from a neighbour.
-
-    Keep the tensor until the transfer has finished.
-    """
-
-    request: Any
-    hidden_states: Tensor
-
-    def finish(self) -> Tensor:
-        self.request.wait()
-        return self.hidden_states
+    def _wait(self, request: Any) -> None:
+        """Have the device wait for a transfer; the host waits only where it computes itself."""
+        if self._stream is None:
+            begun_at = time.perf_counter()
+            request.wait()
+            self._waited_seconds += time.perf_counter() - begun_at
+            return
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        request.wait()
+        end.record()
+        self._waits.append((begin, end))

@@ -26,8 +26,8 @@ def join_process_group(rank: Rank, backend: str) -> None:
     see Engine.
 
     NCCL is not given the device, so it creates communicators on first use: one per pair of communicating
-    stages. If it created a single one at once, that would carry all transfers in order on one stream, and no
-    stage could send a micro-batch before it had received all of them. Source: c10d,
+    stages. If it created a single one at once, that would carry all transfers in order on one stream, and a
+    stage that receives the next batch could not send the one before. Source: c10d,
     ProcessGroupNCCL::pointToPoint.
     """
     if dist.is_initialized():  # another model of this process has done it

@@ -9,11 +9,13 @@ all communication of batch 1 precedes all communication of batch 2, whether a ra
 after the first or starts it a little later.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -29,11 +31,11 @@ from worker.encoder.encoder import EncoderOrder
 from worker.model.adapters import open_adapter
 from worker.model.torch_encoder import DTYPES
 from worker.parallel.filling import fill, hold_rounded
-from worker.parallel.pipeline import PipelineStage, cut_stage, split_micro_batches
+from worker.parallel.pipeline import PipelineStage, cut_stage
 from worker.parallel.rendezvous import PROCESS_GROUPS, join_process_group
 from worker.placement.obstacles import list_tensor_sizes
 from worker.placement.placement import Rank
-from worker.placement.strategies import PIPELINE, STRATEGIES, TENSOR
+from worker.placement.strategies import FULLY_SHARDED, STRATEGIES, TENSOR
 
 
 def apply_tensor_parallel(transformer: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
@@ -91,6 +93,37 @@ def apply_fully_sharded(transformer: nn.Module, layout: Layout, mesh: DeviceMesh
         layer.set_modules_to_forward_prefetch([following])
 
 
+def divide_batch(batch: Batch, most: int, *, pads: bool) -> list[Batch]:
+    """Divide a batch between sequences into at most `most` parts, of which the largest is as small as possible.
+
+    The size of a part is the number of tokens that are computed for it: if `pads`, its number of sequences times the
+    longest one, otherwise their sum. All ranks get the same parts.
+    """
+    lengths = batch.lengths
+    low, high = int(lengths.max()), int(batch.num_padded_tokens if pads else lengths.sum())
+    while (
+        low < high
+    ):  # by bisection: a part only grows with more sequences, so parts are filled from the left
+        middle = (low + high) // 2
+        if len(_fill_parts(lengths, middle, pads=pads)) - 1 <= most:
+            high = middle
+        else:
+            low = middle + 1
+    return [batch.part(start, end) for start, end in pairwise(_fill_parts(lengths, low, pads=pads))]
+
+
+def _fill_parts(lengths: NDArray[np.int64], largest: int, *, pads: bool) -> list[int]:
+    """Return the bounds of consecutive parts, each as long as its size is at most `largest`."""
+    bounds = [0]
+    while (start := bounds[-1]) < len(lengths):
+        reached = lengths[start : start + largest // int(lengths[start])] if pads else lengths[start:]
+        sizes = (
+            np.maximum.accumulate(reached) * np.arange(1, len(reached) + 1) if pads else np.cumsum(reached)
+        )
+        bounds.append(start + int(np.searchsorted(sizes, largest, side="right")))
+    return bounds
+
+
 class LoadedShard:
     """One rank's part of a network, filled. `num_bytes_read` is the size of its weights in the files."""
 
@@ -123,6 +156,9 @@ class LoadedShard:
             )
         dtype = DTYPES[find_arithmetic(precision, order.device)]
         self._stage = PipelineStage(rank, dtype, self.device)
+        # Returns for how long this rank has waited for its neighbours in the batches that are done, as far as
+        # that can be told: an all-reduce or a gather is a part of the computation.
+        self.take_waited_seconds = self._stage.take_waited_seconds
 
     @property
     def reads_tokens(self) -> bool:
@@ -139,32 +175,32 @@ class LoadedShard:
         """Return True if this rank returns the results of any batch."""
         return self._rank.is_first if self._rank.strategy == TENSOR else self.has_last_states
 
-    def choose_parts(self, batch: Batch) -> tuple[list[Batch], bool]:
-        """Return the parts of a batch that this rank computes, and whether it returns their results.
+    @property
+    def num_stages(self) -> int:
+        """Return how many batches the ranks compute at once."""
+        return len(self._rank.stage_layers)
 
-        Communicates with no other rank.
+    def choose_part(self, batch: Batch, *, pads: bool) -> tuple[Batch, bool]:
+        """Return the part of a batch that this rank computes, and whether it returns its results.
+
+        Communicates with no other rank. `pads` means that a part is padded to its longest sequence.
         """
         rank = self._rank
-        if rank.strategy == TENSOR:  # all ranks end up with all hidden states
-            return [batch], rank.is_first
-        if rank.strategy == PIPELINE:
-            return split_micro_batches(batch, rank.micro_batches), rank.is_last
-        shares = split_micro_batches(batch, rank.world_size)
+        if rank.strategy != FULLY_SHARDED:
+            return batch, self.answers
+        shares = divide_batch(batch, rank.world_size, pads=pads)
         if rank.number < len(shares):
-            return [shares[rank.number]], True
-        return [batch.part(0, 1)], False  # gathering needs all ranks, also one without any sequence
+            return shares[rank.number], True
+        return batch.part(0, 1), False  # gathering needs all ranks, also one without any sequence
 
-    def run_parts(
-        self, shapes: Sequence[tuple[int, ...]], run: Callable[[int, Tensor | None], Any]
-    ) -> list[Any]:
-        """Return the results of `run(number, hidden states of the previous stage)` for each part.
+    def run_part(self, shape: tuple[int, ...], run: Callable[[Tensor | None], Any]) -> Any:
+        """Return `run(hidden states of the previous stage)`; None on a stage that is not the last one.
 
-        In a pipeline only the last stage has results. `shapes` are those of the parts' token ids; with the
-        hidden size appended they are those of their hidden states.
+        `shape` is that of the part's token ids; with the hidden size appended it is that of its hidden states.
         """
         if not self._has_stages:
-            return [run(number, None) for number in range(len(shapes))]
-        return self._stage.run([(*shape, self._hidden_size) for shape in shapes], run)
+            return run(None)
+        return self._stage.run((*shape, self._hidden_size), run)
 
     @property
     def _has_stages(self) -> bool:
@@ -191,7 +227,7 @@ class LoadedShard:
 def open_device(order: EncoderOrder) -> torch.device:
     """Return the device of this process, after limiting its threads."""
     if order.device.kind == CPU:
-        torch.set_num_threads(order.num_threads)
+        torch.set_num_threads(1 if order.is_reproducible else order.num_threads)
         return torch.device("cpu")
     assert order.device.kind == CUDA
     device = torch.device("cuda:0")  # the environment shows a process only its own GPU

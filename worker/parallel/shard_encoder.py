@@ -8,7 +8,7 @@ import importlib
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -17,15 +17,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vectormill.models.families import find_layout
+from vectormill.domain.errors import ModelError
+from vectormill.models.families import find_family, find_layout
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CUDA
-from worker.encoder.choice import choose_precision, find_arithmetic, read_attention_shape
-from worker.encoder.encoder import Choice, Deferred, Encoder, EncoderOrder, ForwardPass
-from worker.encoder.switches import PACKED_RANKS, QUEUED_RANKS
+from worker.encoder.choice import (
+    PACKED,
+    PADDED,
+    choose_attention,
+    choose_precision,
+    find_arithmetic,
+    read_attention_shape,
+)
+from worker.encoder.encoder import AUTO, Choice, Deferred, Encoder, EncoderOrder, ForwardPass
+from worker.encoder.reproducible import ReproducibleEncoder, refuse_irreproducible
+from worker.encoder.switches import SwitchChoice, parse_switches
 from worker.model.classifiers import check_published
-from worker.model.cuda_pass import Compute, CudaPass, copy_inputs, losing_device
+from worker.model.cuda_pass import Compute, CudaPass, copy_inputs
 from worker.model.forms import Form, PackedForm, PaddedForm, Part
 from worker.model.network import check_tokenizer, list_token_inputs, load_dense
 from worker.model.packed import (
@@ -36,9 +45,9 @@ from worker.model.packed import (
     register_packed_attention,
     varlen_kernel,
 )
-from worker.model.torch_encoder import DTYPES
+from worker.model.torch_encoder import DTYPES, find_unattended
+from worker.parallel.agreement import find_flaw, set_attention
 from worker.parallel.filling import build_skeleton
-from worker.parallel.rank_switches import RankSwitches, choose_rank_switches, find_flaw, set_attention
 from worker.parallel.rendezvous import ask_all
 from worker.parallel.shard import LoadedShard
 from worker.placement.placement import Rank
@@ -73,11 +82,17 @@ class ShardEncoder(Encoder):
         self._device = self._shard.device
         self._dense: nn.Module = load_dense(order.card) if self._shard.answers else nn.Identity()
         self._dense.to(self._device).eval()
-        self._form, switches = self._load_form(order, precision)
+        self._form, attention = self._load_form(order, precision)
         logger.info("%s uses %s attention on rank %d", order.card.name, self._form.attention, rank.number)
+        notes = [
+            SwitchChoice(name, False, "several devices share this model", True).note
+            for name in parse_switches(order.switches) or ()
+        ]
+        if order.device.kind == CUDA and attention.value == PADDED and order.attention == AUTO:
+            notes.append(f"Batches are padded because {attention.reason}.")
         # Copies to the device use a separate stream, so that they do not wait for the current forward
         # pass.
-        self._stream = torch.cuda.Stream() if QUEUED_RANKS in switches.names else None
+        self._stream = torch.cuda.Stream() if order.device.kind == CUDA else None
         self.note_loading(
             order,
             start,
@@ -85,32 +100,37 @@ class ShardEncoder(Encoder):
             backend=Choice("torch", f"only torch supports the strategy {rank.strategy}"),
             precision=precision,
             attention=self._form.attention,
-            notes=switches.notes,
-            is_packed=PACKED_RANKS in switches.names,
-            is_queued=QUEUED_RANKS in switches.names,
-            switches=switches.names,
+            notes=tuple(notes),
+            is_packed=attention.value == PACKED,
+            is_queued=self._stream is not None and find_family(str(config.model_type)).never_waits,
+            num_stages=self._shard.num_stages,
         )
 
     def prepare(self, batch: Batch) -> ForwardPass:
         """Prepare a batch while another is computed, without communicating with other ranks."""
-        batches, has_vectors = self._shard.choose_parts(batch)
-        parts = [self._form.lay_out(each) for each in batches]
-        arrays = [array for part in parts for array in part.arrays.values()]
-        compute = partial(self._compute, parts, has_vectors)
+        own, has_vectors = self._shard.choose_part(batch, pads=not self._report.is_packed)
+        part = self._form.lay_out(own)
+        arrays = list(part.arrays.values())
+        compute = partial(self._compute, part, has_vectors)
         if self._stream is not None:
             return CudaPass(arrays, compute, self._device, self._stream, torch.no_grad)
         return Deferred(partial(self._compute_here, arrays, compute))
 
-    def _load_form(self, order: EncoderOrder, precision: Choice) -> tuple[Form, RankSwitches]:
-        """Return the packed form if all ranks can run it and it agrees with padding, else the padded form."""
+    def _load_form(self, order: EncoderOrder, precision: Choice) -> tuple[Form, Choice]:
+        """Return the packed form if all ranks can run it and it agrees with padding, else the padded form.
+
+        Raises ModelError if packing was requested and is impossible.
+        """
         transformer, rank = self._transformer, self._rank
-        switches = choose_rank_switches(order, rank, transformer.config, precision)
+        shape = replace(
+            read_attention_shape(transformer.config), has_unattended=find_unattended(order.card) is not None
+        )
+        attention = choose_attention(order.attention, shape, order.device, precision.value)
         token_inputs = list_token_inputs(transformer) if self._shard.reads_tokens else ()
         padded = PaddedForm(transformer, token_inputs, self._card.pooling)
-        if PACKED_RANKS not in switches.names:
-            return padded, switches
+        if objection := ask_all(rank, attention.reason if attention.value == PADDED else ""):
+            return padded, Choice(PADDED, objection)
         name, kernel = (VARLEN, varlen_kernel) if order.device.kind == CUDA else (EXACT, exact_kernel)
-        shape = read_attention_shape(transformer.config)
         packed = PackedForm(transformer, token_inputs, self._card.pooling, shape, name)
         flaw = find_flaw(
             transformer,
@@ -122,24 +142,27 @@ class ShardEncoder(Encoder):
             partial(ask_all, rank),
             has_last_states=self._shard.has_last_states,
         )
+        if flaw and order.attention == PACKED:
+            raise ModelError(f"Packed attention cannot be used because {flaw}; use padded or auto.")
         if flaw:
-            return padded, switches.refuse(PACKED_RANKS, flaw)
+            return padded, Choice(PADDED, flaw)
         register_packed_attention()
         set_attention(transformer, name)
-        return packed, switches
+        return packed, attention
 
-    def _compute(self, parts: Sequence[Part], has_vectors: bool, *joined: Tensor) -> Tensor:
-        """Return vectors [n, dim] of the parts with arrays `joined`; none if other ranks return them."""
-        names = [list(part.arrays) for part in parts]
-        left = iter(joined)
-        tensors = [{name: next(left) for name in each} for each in names]
+    def take_waited_seconds(self) -> float:
+        return self._shard.take_waited_seconds()
 
-        def run(number: int, received: Tensor | None) -> Tensor:
-            states = self._form.run(parts[number], tensors[number], received)
-            return self._dense(self._form.pool(states, tensors[number])) if has_vectors else states
+    def _compute(self, part: Part, has_vectors: bool, *arrays: Tensor) -> Tensor:
+        """Return vectors [n, dim] of the part with these arrays; none if other ranks return them."""
+        tensors = dict(zip(part.arrays, arrays, strict=True))
 
-        vectors = self._shard.run_parts([part.shape for part in parts], run)
-        return torch.cat(vectors).float() if has_vectors else torch.empty((0, self._card.dimension))
+        def run(received: Tensor | None) -> Tensor:
+            states = self._form.run(part, tensors, received)
+            return self._dense(self._form.pool(states, tensors)) if has_vectors else states
+
+        vectors = self._shard.run_part(part.shape, run)
+        return vectors.float() if has_vectors else torch.empty((0, self._card.dimension))
 
     def _compute_probe(self, form: Form, probe: Batch) -> Tensor:
         """Return the hidden states [tokens, hidden size] of all tokens, on each rank that holds them."""
@@ -147,23 +170,30 @@ class ShardEncoder(Encoder):
         tensors = dict(zip(part.arrays, copy_inputs(list(part.arrays.values()), self._device), strict=True))
         made: list[Tensor] = []
 
-        def run(number: int, received: Tensor | None) -> Tensor:
+        def run(received: Tensor | None) -> Tensor:
             made.append(form.run(part, tensors, received))
             return made[0]
 
         with torch.no_grad():
-            self._shard.run_parts([part.shape], run)
+            self._shard.run_part(part.shape, run)
         return form.of_tokens(made[0], tensors)
 
     def _compute_here(self, arrays: Sequence[NDArray[np.int64]], compute: Compute) -> Ragged:
-        """Compute when the results are requested, on a device without a queue."""
+        """Compute when the results are requested, as on a CPU."""
         # Not inference_mode: the buffers that fully_shard gathers into were made outside of it.
-        with losing_device() if self._device.type == CUDA else nullcontext(), torch.no_grad():
+        with torch.no_grad():
             return Ragged.from_matrix(compute(*copy_inputs(arrays, self._device)).cpu().numpy())
 
 
 def load_shard(order: EncoderOrder) -> Encoder:
     """Load this rank's part. Raises ModelError if the model cannot be divided in this way."""
+    if not order.is_reproducible:
+        return _load_any(order)
+    refuse_irreproducible(order)
+    return ReproducibleEncoder(_load_any(order), order)
+
+
+def _load_any(order: EncoderOrder) -> Encoder:
     assert order.rank is not None
     if order.card.is_extractor:
         module, _, name = EXTRACTOR.partition(":")

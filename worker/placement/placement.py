@@ -140,7 +140,6 @@ class Rank:
     world_size: int
     strategy: str
     stage_layers: tuple[int, ...]
-    micro_batches: int
     meeting_point: Path
     timeout_seconds: float
 
@@ -168,7 +167,6 @@ def make_ranks(replica: Replica, meeting_point: Path, timeout_seconds: float) ->
             world_size,
             replica.strategy,
             layers,
-            1,
             meeting_point,
             timeout_seconds,
         )

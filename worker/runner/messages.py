@@ -83,7 +83,8 @@ class Encoded:
     """A message of the runner: the results of a batch, one row for each sequence.
 
     `seconds` is the device's time from the forward pass to the copy back. Where streams share a device, it is
-    the batch's share: two batches side by side for a second took half a second each. `collate_seconds` is the
+    the batch's share: two batches side by side for a second took half a second each. Where ranks share a model, it
+    is the slowest rank's, without waits for the others. `collate_seconds` is the
     time to prepare the batch, which may have passed while the device computed another. `memory` is None if it
     was reported a moment ago.
     """

@@ -7,9 +7,9 @@ have sent data that the next batch would take for its own.
 Batches are encoded in the order in which the executor sends them. Every pipe gets the same batches in that
 order, a rank's reader passes them on as they come (worker.runner.runner_process), and the rank's only stream
 starts them in that order. No rank lets a batch overtake, not even a canary, since it cannot know what the
-others have started. So an urgent batch overtakes only what was not sent: besides the batch that they compute,
-ranks have the next one, and where they queue short batches, one more. The group knows nothing about
-strategies.
+others have started. So an urgent batch overtakes only what was not sent: besides the batches that the ranks
+compute, one for each stage, they have the next one, and where they queue short batches, one more. The group
+knows nothing about strategies.
 """
 
 import time
@@ -163,9 +163,9 @@ class RunnerGroup:
             return []
         del self._parts[message.number]
         self._begun.remove(message.number)
-        # Report the next batch as started again: the time that its forward pass may take begins only now.
-        following = [Started(self._begun[0])] if self._begun else []
-        return [self._join(message.number, parts), *following]
+        # Report the others as started again: the time that a forward pass may take begins only now, because they
+        # have waited for this one.
+        return [self._join(message.number, parts), *map(Started, self._begun)]
 
     def _begin(self, message: Started) -> list[Any]:
         """Record that a rank has started a batch. If a rank dies, all started batches are suspect."""
@@ -190,7 +190,11 @@ class RunnerGroup:
         return Loaded(replace(first.report, device=device, loadings=loadings), self._take_memory())
 
     def _join(self, number: int, parts: Mapping[int, Encoded]) -> Encoded:
-        """Return the ranks' answers to one batch as one. The slowest rank determines its seconds."""
+        """Return the ranks' answers to one batch as one.
+
+        Its seconds are those of the slowest rank without its waits for others. Once a pipeline is filled, a batch
+        is done whenever so much time has passed, so this is to a group what a batch's time is to a single device.
+        """
         results = Ragged.join([parts[rank].results for rank in sorted(parts)])
         seconds = max(part.seconds for part in parts.values())
         collate_seconds = max(part.collate_seconds for part in parts.values())

@@ -177,6 +177,7 @@ class BatchRun:
         """
         self.number = message.number
         self.block = block
+        self._encoder = encoder
         self._shares = shares
         self.is_urgent = message.is_urgent
         self._num_sequences = len(message.batch)
@@ -224,7 +225,8 @@ class BatchRun:
     def _compute(self, forward_pass: ForwardPass, device_free_at: float) -> tuple[Ragged, float]:
         if self._shares is None:
             results = forward_pass.results()
-            return results, time.perf_counter() - max(self._started_at, device_free_at)
+            seconds = time.perf_counter() - max(self._started_at, device_free_at)
+            return results, max(0.0, seconds - self._encoder.take_waited_seconds())
         ended = 0.0
         try:
             results = forward_pass.results()

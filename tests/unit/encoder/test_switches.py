@@ -38,10 +38,9 @@ TABLE = {
         Switch("plain", "Anywhere."),
         Switch("new", "On new cards.", smallest_capability=89, pays_from_hidden_size=2048),
         Switch("hopper", "On one card.", smallest_capability=90, largest_capability=90, package="flash3"),
-        Switch("ranks", "Of ranks.", needs_packed=False, is_of_ranks=True),
     )
 }
-DEFAULTS = {"sm_90": SwitchDefaults(("plain", "new", "hopper", "ranks"), "2026-11-22, H100, torch 2.13")}
+DEFAULTS = {"sm_90": SwitchDefaults(("plain", "new", "hopper"), "2026-11-22, H100, torch 2.13")}
 
 
 @pytest.fixture
@@ -60,9 +59,8 @@ def choose(
     installed: bool = True,
     hidden_size: int = 4096,
     padded_because: str = "",
-    is_shared: bool = False,
 ) -> Mapping[str, SwitchChoice]:
-    place = SwitchFacts(device, hidden_size, padded_because, is_shared)
+    place = SwitchFacts(device, hidden_size, padded_because)
     return {choice.name: choice for choice in choose_switches(wanted, place, lambda _: installed, DEFAULTS)}
 
 
@@ -73,7 +71,6 @@ def test_none_takes_none_and_auto_what_was_measured_on_the_card() -> None:
     assert list(chosen) == ["plain", "new", "hopper"]
     assert all(choice.is_on and choice.reason.endswith("H100, torch 2.13") for choice in chosen.values())
     assert choose("auto", ADA) == choose("auto", PROCESSOR) == {}, "nothing was measured there"
-    assert list(choose("auto", is_shared=True)) == ["ranks"]
 
 
 @WITH_SMALL_TABLE
@@ -129,20 +126,22 @@ def test_a_switch_for_large_models_is_taken_by_auto_for_these_alone_and_by_name_
     assert choose("new", hidden_size=768)["new"].is_on
 
 
-@WITH_SMALL_TABLE
 @pytest.mark.parametrize(
-    ("name", "is_shared", "reason"),
+    ("names", "told", "left"),
     [
-        ("ranks", False, "this model runs on one device"),
-        ("plain", True, "several devices share this model"),
+        ("packed_ranks", "packed_ranks", ()),
+        ("packed_ranks,queued_ranks", "packed_ranks and queued_ranks", ()),
+        ("direct_flash, queued_ranks", "queued_ranks", ("direct_flash",)),
     ],
 )
-def test_a_switch_that_is_not_of_this_model_is_off_and_no_error(
-    name: str, is_shared: bool, reason: str
+def test_a_switch_that_is_needed_no_more_stops_no_worker_and_is_told(
+    names: str, told: str, left: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The setting is for all models of a worker, of which some are shared."""
-    (choice,) = choose(name, is_shared=is_shared).values()
-    assert (choice.is_on, choice.reason) == (False, reason)
+    assert parse_switches(load_worker_settings(switches=names).switches) == left
+    (message,) = caplog.messages
+    assert message.startswith(
+        f"VECTORMILL_WORKER_SWITCHES names {told}, which devices that share a model no longer"
+    )
 
 
 def test_an_unknown_switch_is_refused_at_the_start_with_the_nearest_right_one() -> None:

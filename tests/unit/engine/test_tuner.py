@@ -1,6 +1,7 @@
 """What the tuner makes of a loaded model, its memory and the outcomes of its batches."""
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from worker.batching.limits import BatchLimits
 from worker.batching.pool import SequencePool
 from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.encoder import Choice, EncoderReport
+from worker.engine.engine import Engine
 from worker.engine.tuner import (
     LEAST_TOKENS_IN_FLIGHT,
     Tuner,
@@ -140,6 +142,19 @@ def test_the_report_has_the_memory_of_the_process_and_shrinks_are_said(
     assert (described["memory_used_share"], described["num_budget_shrinks"]) == (0.95, 1)
     assert described["max_batch_tokens"] == 512
     assert "95 % of the memory of cpu:0 is in use" in caplog.text
+
+
+def test_the_batches_of_a_shared_model_grow_like_those_of_a_single_device(tmp_path: Path) -> None:
+    devices = tuple(Device(f"cuda:{n}", CUDA, n, (), 2, GIB, description="a device") for n in range(2))
+    stages = tuple(Stage(3 * n, 3, (Shard(device.name, GIB, 0, 0),)) for n, device in enumerate(devices))
+    sharing = Sharing(Replica(PIPELINE, stages, 1 << 20, 1.0), devices)
+    for settings, state in ((WorkerSettings(), "tuning"), (WorkerSettings(max_batch_tokens=512), "fixed")):
+        alone, shared = (
+            Engine(CARD, devices[0], settings, tmp_path, sharing=each)._tuner.describe()["budgets"]
+            for each in (None, sharing)
+        )
+        assert shared == alone
+        assert {budget["state"] for budget in shared.values()} == {state}
 
 
 @pytest.mark.parametrize(

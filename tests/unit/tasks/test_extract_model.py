@@ -333,13 +333,6 @@ def test_a_wish_that_no_extraction_fulfils_is_refused_by_name(
         load_encoder(replace(order, **wish))
 
 
-def test_a_switch_of_ranks_is_for_other_models_of_the_same_worker(tmp_path: Path) -> None:
-    device = Device("cpu", "cpu", 0, (), 1, 1 << 30)
-    order = EncoderOrder(read_card(GOLDEN / "model"), device, "auto", "auto", 1, tmp_path)
-    report = load_encoder(replace(order, switches="packed_ranks")).describe()
-    assert (report.switches, report.precision.value) == ((), "fp32")
-
-
 def test_prompts_have_no_more_ids_than_the_model_has_words() -> None:
     for name in MODELS:
         assert PromptTokenizer(GOLDEN / name).num_ids == read_config(GOLDEN / name).vocab_size

@@ -23,7 +23,7 @@ from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA
 from worker.encoder.choice import PACKED, choose_extraction_precision
 from worker.encoder.encoder import AUTO, Choice, Deferred, Encoder, EncoderOrder, ForwardPass
-from worker.encoder.switches import SWITCHES, SwitchChoice, parse_switches
+from worker.encoder.switches import SwitchChoice, parse_switches
 from worker.model.cuda_pass import Compute, CudaPass, copy_inputs
 from worker.model.network import count_weight_bytes
 from worker.model.torch_encoder import DTYPES
@@ -159,5 +159,4 @@ def refuse_unsupported(order: EncoderOrder, obstacle: str) -> None:
     if order.attention == PACKED:
         raise ModelError(f"Packed attention cannot be used because {obstacle}; use padded or auto.")
     for name in parse_switches(order.switches) or ():
-        if SWITCHES[name].is_of_ranks == (order.rank is not None):
-            SwitchChoice(name, True, "requested", True).refuse("extraction networks have no switches")
+        SwitchChoice(name, True, "requested", True).refuse("extraction networks have no switches")

@@ -67,6 +67,7 @@ class RexShardEncoder(DirectEncoder):
             precision=precision,
             attention=ATTENTION,
             gives_vectors=False,
+            num_stages=self._shard.num_stages,
         )
 
     def encode(self, batch: Batch) -> Ragged:
@@ -75,17 +76,19 @@ class RexShardEncoder(DirectEncoder):
         with losing_device() if is_cuda else nullcontext(), torch.no_grad():
             return self._compute(batch)
 
-    def _compute(self, batch: Batch) -> Ragged:
-        batches, has_cells = self._shard.choose_parts(batch)
-        parts = [pad_inputs(each, self._shard.device) for each in batches]
+    def take_waited_seconds(self) -> float:
+        return self._shard.take_waited_seconds()
 
-        def run(number: int, received: Tensor | None) -> Tensor | Ragged:
-            part = parts[number]
+    def _compute(self, batch: Batch) -> Ragged:
+        own, has_cells = self._shard.choose_part(batch, pads=True)
+        part = pad_inputs(own, self._shard.device)
+
+        def run(received: Tensor | None) -> Tensor | Ragged:
             made: Tensor = self._network(**part.tokens, is_token=part.is_token, received=received)
             return find_cells(made, part) if has_cells else made
 
-        rows = self._shard.run_parts([tuple(part.is_token.shape) for part in parts], run)
-        return Ragged.join(rows) if has_cells else Ragged.from_rows([], np.float32)
+        rows: Ragged = self._shard.run_part(tuple(part.is_token.shape), run)
+        return rows if has_cells else Ragged.from_rows([], np.float32)
 
 
 def _gather(parameter: Tensor) -> Tensor:

@@ -1,7 +1,4 @@
-"""Decide which switches the ranks of a model use, with reasons; all ranks reach the same decision.
-
-Each rank decides for its own card, which may differ from its neighbour's, and then asks all others. A rank
-that cannot use a switch that was requested by name raises instead, and ends its group with the reason.
+"""Find out whether packed attention is right on all ranks of a model; all reach the same decision.
 
 Packed attention is compared with padding on all ranks at once before any rank uses it. Ranks that share a
 model run every forward pass together: one that packs next to one that pads would wait for hidden states of
@@ -12,91 +9,16 @@ and only then do all exchange what they found.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from vectormill.domain.errors import ModelError
-from vectormill.models.families import find_family
 from worker.batching.batch import Batch
-from worker.encoder.choice import PACKED, choose_attention, read_attention_shape
-from worker.encoder.encoder import Choice, EncoderOrder
-from worker.encoder.switches import (
-    PACKED_RANKS,
-    QUEUED_RANKS,
-    SwitchChoice,
-    SwitchFacts,
-    choose_switches,
-    is_package_installed,
-)
 from worker.model.forms import Form
 from worker.model.packed import Kernel, find_deviation, first_line, make_attention
 from worker.model.runtime import transformers
-from worker.parallel.rendezvous import ask_all
-from worker.placement.placement import Rank
-
-NOT_WANTED: Final = "it was not requested"
-
-
-@dataclass(frozen=True, slots=True)
-class RankSwitches:
-    """The requested switches for ranks, on or off. `must_pack` is set if packed attention was requested."""
-
-    choices: tuple[SwitchChoice, ...]
-    must_pack: bool
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the names of the switches in use."""
-        return tuple(choice.name for choice in self.choices if choice.is_on)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return tuple(choice.note for choice in self.choices if not choice.is_on)
-
-    def refuse(self, name: str, reason: str) -> "RankSwitches":
-        """Return the switches with this one off. Raises ModelError if it was requested by name."""
-        if name == PACKED_RANKS and self.must_pack:
-            raise ModelError(f"Packed attention cannot be used because {reason}; use padded or auto.")
-        refused = (
-            choice.refuse(reason) if choice.name == name and choice.is_on else choice
-            for choice in self.choices
-        )
-        return RankSwitches(tuple(refused), self.must_pack)
-
-
-def choose_rank_switches(order: EncoderOrder, rank: Rank, config: Any, precision: Choice) -> RankSwitches:
-    """Return the switches that all ranks agree on; `config` is the transformer's.
-
-    All ranks must call this.
-    """
-    shape = read_attention_shape(config)
-    attention = choose_attention(order.attention, shape, order.device, precision.value)
-    place = SwitchFacts(
-        order.device,
-        int(config.hidden_size),
-        padded_because="" if attention.value == PACKED else attention.reason,
-        is_shared=True,
-    )
-    chosen = {choice.name: choice for choice in choose_switches(order.switches, place, is_package_installed)}
-    must_pack = order.attention == PACKED
-    if must_pack:
-        chosen[PACKED_RANKS] = SwitchChoice(PACKED_RANKS, True, "packed attention was requested", True)
-    # Other switches were not meant for this model.
-    of_ranks = [chosen[name] for name in sorted((PACKED_RANKS, QUEUED_RANKS)) if name in chosen]
-    switches = RankSwitches(tuple(of_ranks), must_pack)
-    if QUEUED_RANKS in switches.names and not find_family(shape.model_type).never_waits:
-        reason = f"forward passes of the architecture {shape.model_type!r} wait for the device"
-        switches = switches.refuse(QUEUED_RANKS, reason)
-    for name in (PACKED_RANKS, QUEUED_RANKS):
-        own = chosen[name].reason if name in chosen else NOT_WANTED
-        objection = ask_all(rank, "" if name in switches.names else own)
-        if objection and name in switches.names:
-            switches = switches.refuse(name, objection)
-    return switches
-
 
 PROBED: Final = "vectormill_probed"
 
@@ -149,7 +71,7 @@ def find_flaw(
     except Exception as error:
         raise ModelError(
             f"Packed attention broke a forward pass of this rank ({first_line(capturing.error or error)}) while the "
-            "others wait for it; remove packed_ranks from VECTORMILL_WORKER_SWITCHES, or use padded attention."
+            "others wait for it; use padded attention."
         ) from error
     failed = "" if capturing.error is None else f"packed attention failed: {first_line(capturing.error)}"
     deviation = find_deviation(expected, found) if has_last_states else ""
