@@ -14,7 +14,8 @@ knows nothing about strategies.
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from selectors import EVENT_READ, DefaultSelector
@@ -116,24 +117,25 @@ class RunnerGroup:
         ]
 
     def stop(self) -> None:
-        self._selector.close()
-        for runner in self._runners:
-            runner.stop()
-        self._meeting_place.cleanup()
+        self._end(lambda runner: runner.stop())
 
     def kill(self) -> list[Any]:
         """Kill all processes. Return the unread messages about whole batches."""
-        self._selector.close()
-        unread = [
-            (number, message) for number, runner in enumerate(self._runners) for message in runner.kill()
-        ]
-        self._meeting_place.cleanup()
-        for number, message in unread:
-            self._said += self._hear(number, message)
+        for number, unread in enumerate(self._end(lambda runner: runner.kill())):
+            for message in unread:
+                self._said += self._hear(number, message)
         # Return them only once, even if the group is killed again: the executor fails if it gets an outcome
         # twice.
         said, self._said = self._said, []
         return said
+
+    def _end(self, end: Callable[[Runner], Any]) -> list[Any]:
+        """End all processes at once: one that hangs in a driver takes its time beside the others, not before them."""
+        self._selector.close()
+        with ThreadPoolExecutor(len(self._runners)) as threads:
+            ended = list(threads.map(end, self._runners))
+        self._meeting_place.cleanup()
+        return ended
 
     def _hear(self, number: int, message: Any) -> list[Any]:
         """Return the group's messages that this rank's message completes; none while other ranks are due."""

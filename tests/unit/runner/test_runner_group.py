@@ -5,6 +5,7 @@ from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -200,6 +201,23 @@ def test_two_batches_that_ranks_have_begun_are_both_said_and_the_second_again_wh
     second.say(encoded(1))
     ended, again = hear(group)
     assert (ended.number, again) == (1, Started(2))
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_ranks_end_at_once_and_none_waits_for_another(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    group, runners = ranks
+    all_are_ending = Barrier(len(runners))
+
+    def wait_for_the_others(runner: ScriptedRunner) -> list[Any]:
+        all_are_ending.wait(10)
+        return []
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ScriptedRunner, end, wait_for_the_others, raising=False)
+        getattr(group, end)()
+    assert not all_are_ending.broken
 
 
 @pytest.mark.parametrize(
