@@ -6,6 +6,7 @@ knows nothing about the pool, devices or clocks: its caller reports how long bat
 writes; others may call `describe`.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +17,7 @@ from typing import Any, Final
 LENGTH_CLASSES: Final = (64, 256, 1024, 1 << 30)
 SMALLEST_TOKENS: Final = 256
 LARGEST_TOKENS: Final = 1 << 20
+UNFORESEEN: Final = sys.maxsize  # the bound by free memory where the need of a batch cannot be estimated
 # Fixed costs are milliseconds, so they do not matter in a batch that takes this long. A larger one would only
 # delay others.
 LONG_BATCH_SECONDS: Final = 0.1
@@ -36,8 +38,8 @@ class BudgetRules:
     """The initial size of budgets and the rules that change it.
 
     `is_tuned` is False if a user gave the size, which then never grows. The watermarks are shares of the
-    device's memory: no budget grows while more than the low one is in use, and tuned budgets shrink above the
-    high one.
+    device's memory: above the high one tuned budgets shrink, and above the low one no budget grows whose need
+    of memory is not foreseen.
     """
 
     start_tokens: int
@@ -83,7 +85,7 @@ class TokenBudget:
 
     def forget_bound(self) -> None:
         """Remove the limit by free memory."""
-        self.largest_batch_tokens: Callable[[int], int] = lambda length: LARGEST_TOKENS
+        self.largest_batch_tokens: Callable[[int], int] = lambda length: UNFORESEEN
 
     def max_batch_tokens(self, max_length: int) -> int:
         """Return the largest cost of a batch with sequences up to this length.
@@ -169,9 +171,9 @@ class TokenBudget:
         """Double the size after enough short full batches in a row, if memory and the limits allow it."""
         found.num_short = found.num_short + 1 if seconds < LONG_BATCH_SECONDS else 0
         largest = min(LARGEST_TOKENS, self._ceiling(found, found.longest_cost))
-        can_grow = (
-            self.rules.is_tuned and 2 * found.size <= largest and self._used_share <= self.rules.low_watermark
-        )
+        is_foreseen = self.largest_batch_tokens(found.longest_cost) < UNFORESEEN
+        watermark = self.rules.high_watermark if is_foreseen else self.rules.low_watermark
+        can_grow = self.rules.is_tuned and 2 * found.size <= largest and self._used_share <= watermark
         found.is_settled = not (can_grow and found.num_short)
         if can_grow and found.num_short >= NUM_SHORT_BATCHES:
             found.size *= 2
@@ -179,7 +181,8 @@ class TokenBudget:
 
     def _grow_back(self, found: _Class) -> None:
         """Raise a lowered ceiling by half, once enough full batches went well."""
-        if found.ceiling_tokens is None or self._used_share > self.rules.low_watermark:
+        is_short = self.rules.is_tuned and self._used_share > self.rules.high_watermark
+        if found.ceiling_tokens is None or is_short:
             return
         found.num_good += 1
         patience = NUM_GOOD_BATCHES << min(found.num_relapses, MOST_DOUBLINGS)
@@ -187,7 +190,7 @@ class TokenBudget:
             return
         found.has_grown_back = True
         found.num_good = 0
-        found.ceiling_tokens = found.ceiling_tokens * 3 // 2
+        found.ceiling_tokens += max(1, found.ceiling_tokens // 2)
         if found.ceiling_tokens > 2 * found.size:
             found.ceiling_tokens = None
 

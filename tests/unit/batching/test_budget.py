@@ -1,15 +1,21 @@
 """The size of batches: how it grows, is bounded, halved and grown back. On simulated devices."""
 
+import math
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from worker.batching.budget import (
     LENGTH_CLASSES,
     LONG_BATCH_SECONDS,
+    UNFORESEEN,
     BudgetRules,
     TokenBudget,
+    describe_length_class,
     find_length_class,
 )
 
@@ -137,7 +143,9 @@ def test_out_of_memory_halves_the_budget_and_it_grows_back_a_step_at_a_time() ->
     assert set(sizes[:126]) == {1536}, "after a relapse it waits twice as long"
 
 
-def test_nothing_grows_above_the_low_watermark_and_everything_shrinks_above_the_high_one() -> None:
+def test_what_is_not_foreseen_grows_up_to_the_low_watermark_and_everything_shrinks_above_the_high_one() -> (
+    None
+):
     budget = make_budget()
     budget.observe_memory(0.6)
     assert max(run(budget, FAST)) == 2048
@@ -155,6 +163,76 @@ def test_nothing_grows_above_the_low_watermark_and_everything_shrinks_above_the_
     assert held[-1] == held[0], "it does not grow while memory is short"
     budget.observe_memory(0.3)
     assert run(budget, FAST, batches=800)[-1] > held[-1]
+
+
+def slow(tokens: int) -> float:
+    """So slow that nothing grows but what was lowered."""
+    return 1.0
+
+
+def describe_class(budget: TokenBudget, length: int) -> dict[str, Any]:
+    return budget.describe()[describe_length_class(find_length_class(length))]
+
+
+EXHAUSTIONS = st.tuples(st.just("exhausted"), st.integers(2, 1 << 14))
+REPORTS = st.tuples(st.just("memory"), st.integers(0, 100))
+RUNS = st.tuples(st.just("encoded"), st.integers(1, 300))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    history=st.lists(EXHAUSTIONS | REPORTS | RUNS, max_size=10),
+    is_tuned=st.booleans(),
+    used_percent=st.integers(0, 80),
+    bound=st.sampled_from([UNFORESEEN, 1 << 12]),
+    length=st.sampled_from([4, 200, 2000]),
+)
+def test_whatever_a_budget_went_through_good_batches_give_it_back_while_memory_is_below_the_high_watermark(
+    history: list[tuple[str, int]], is_tuned: bool, used_percent: int, bound: int, length: int
+) -> None:
+    budget = make_budget(2048, is_tuned=is_tuned)
+    budget.largest_batch_tokens = lambda _: bound
+    num_exhausted = 0
+    for event, number in history:
+        before = budget.max_batch_tokens(length)
+        if event == "exhausted":
+            num_exhausted += 1
+            budget.observe_out_of_memory(length, number)
+            assert budget.max_batch_tokens(length) <= max(length, min(before, number // 2))
+        elif event == "memory":
+            is_short = is_tuned and number > 80
+            is_shrunk = budget.observe_memory(number / 100)
+            assert is_short or not is_shrunk
+            assert budget.max_batch_tokens(length) <= before
+        else:
+            most = max(run(budget, slow, length=length, batches=number))
+            assert most <= max(length, min(2048, bound))
+    budget.observe_memory(used_percent / 100)
+    ceiling = describe_class(budget, length)["ceiling_tokens"] or 4096
+    # Each step adds a half, and at least 1, and needs 64 good batches, or twice as many after each relapse.
+    num_steps = 4 + max(0, math.ceil(math.log(4096 / ceiling, 1.5)))
+    patience = 64 << min(num_exhausted, 6)
+    run(budget, slow, length=length, batches=num_steps * patience + 2)
+    assert describe_class(budget, length)["ceiling_tokens"] is None
+    assert budget.max_batch_tokens(length) == max(length, min(2048, bound))
+
+
+@pytest.mark.parametrize(
+    ("used_share", "bound", "size"),
+    [
+        (0.6, 20_000, 16_384),  # a 7B model in bf16 on 24 GiB: the bound tells what the rest holds
+        (0.6, UNFORESEEN, 2048),
+        (0.5, UNFORESEEN, 1 << 17),
+        (0.85, 20_000, 1024),  # above the high watermark
+    ],
+)
+def test_a_budget_grows_above_half_of_the_memory_as_far_as_the_free_memory_is_known_to_hold_it(
+    used_share: float, bound: int, size: int
+) -> None:
+    budget = make_budget(2048)
+    budget.largest_batch_tokens = lambda length: bound
+    budget.observe_memory(used_share)
+    assert run(budget, FAST, batches=300)[-1] == size
 
 
 def test_another_encoder_begins_where_the_first_one_did() -> None:
