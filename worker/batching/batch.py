@@ -5,7 +5,7 @@ each token, and encoders pad or pack all of them alike; other inputs have one va
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -39,6 +39,12 @@ TOKEN_INPUTS: Final[Mapping[str, int | None]] = {
     TYPE_SEGMENTS: 0,
     WORD_MARKS: 0,
 }
+
+
+# A failed batch is tried again in at most so many parts besides its longest sequence. Where a failure ends the
+# process, halves would load the model six times to find one of 64 texts; so many short batches take less time than
+# one load of a large model.
+MOST_PARTS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +150,6 @@ class Sequences:
         """Return a copy of these rows, in this order."""
         return Sequences(self.requests[rows], self.positions[rows], self.lengths[rows], self.costs[rows])
 
-    def part(self, start: int, end: int) -> "Sequences":
-        """Return the rows from `start` up to `end` as a view."""
-        rows = slice(start, end)
-        return Sequences(self.requests[rows], self.positions[rows], self.lengths[rows], self.costs[rows])
-
     def sorted_by_request(self) -> "Sequences":
         """Return the rows sorted by age of request, oldest first; rows of one request keep their order."""
         if (self.requests[1:] >= self.requests[:-1]).all():
@@ -170,12 +171,13 @@ class OwnedBatch:
     batch: Batch
     is_urgent: bool = False
     is_suspect: bool = False  # it was being encoded, with other batches, when a runner died or fell sick
-    num_failures: int = 0  # how often this single sequence failed in sound runners
+    num_failures: int = 0  # how often it failed, as a part of a larger batch too
     # How many runners were sound before this sequence and sick after it, with nothing else at work
     num_sickened: int = 0
 
     @property
-    def is_tried_alone(self) -> bool:
+    def is_doubtful(self) -> bool:
+        """Return True if one of its sequences may be to blame for a failure."""
         return self.is_suspect or self.num_failures > 0
 
     @property
@@ -183,13 +185,21 @@ class OwnedBatch:
         """Return the length in tokens to which a kernel that pads computes every sequence."""
         return self.sequences.max_length
 
-    def halves(self) -> tuple["OwnedBatch", "OwnedBatch"]:
-        middle = len(self.sequences) // 2
-        return (
-            OwnedBatch(self.sequences.part(0, middle), self.batch.part(0, middle), self.is_urgent),
-            OwnedBatch(
-                self.sequences.part(middle, len(self.sequences)),
-                self.batch.part(middle, len(self.sequences)),
-                self.is_urgent,
-            ),
-        )
+    def parts(self) -> list["OwnedBatch"]:
+        """Return the parts in which this batch is tried again after it has failed, the longest sequences first.
+
+        The longest sequence is alone, as it is the most likely to need too much memory, and so are all others if
+        they are at most MOST_PARTS.
+        """
+        order = np.argsort(-self.sequences.lengths, kind="stable")
+        parts = [order[:1], *np.array_split(order[1:], MOST_PARTS)]
+        return [
+            replace(
+                self,
+                sequences=self.sequences.take(rows),
+                batch=self.batch.take(rows),
+                num_failures=self.num_failures + 1,
+            )
+            for rows in map(np.sort, parts)
+            if len(rows)
+        ]

@@ -165,11 +165,10 @@ class Engine:
         """Start the engine and wait until the model is loaded. Raise ModelError if it cannot be loaded."""
         self._executor.start()
 
-    def _adopt(self, report: EncoderReport, memory: MemoryReport | None) -> bool:
+    def _adopt(self, report: EncoderReport, memory: MemoryReport | None) -> None:
         """Adapt to a newly loaded encoder: a restarted process may have less memory or lack a kernel.
 
-        The executor's thread calls this before the process gets a batch. Return True if waiting batches were
-        rebuilt.
+        The executor's thread calls this before the process gets a batch.
         """
         before, self._loaded = self._loaded, report
         if before is not None:
@@ -182,7 +181,7 @@ class Engine:
             self._reuse = VectorReuse(self._reuse_bytes)
         cost = find_batch_cost(self._card, report)
         self._tuner.begin(report, memory, cost)
-        return self._queue.adopt(cost, report.num_started, report.num_computed)
+        self._queue.adopt(cost, report.num_started, report.num_computed)
 
     def _find_flaw(self, results: Ragged, expected: NDArray[Any]) -> str:
         """Return what is wrong with results of a known text: another vector than the precision promises, at least."""

@@ -56,9 +56,8 @@ class ExecutorTimeouts:
     max_restarts: int
 
 
-# Called with every encoder that was loaded, before it gets its first batch. Returns True if the encoder
-# differs from the one before it, so that batches made for the earlier one have to be rebuilt.
-OnLoaded = Callable[[EncoderReport, MemoryReport | None], bool]
+# Called with every encoder that was loaded, before it gets its first batch.
+OnLoaded = Callable[[EncoderReport, MemoryReport | None], None]
 
 
 class Executor:
@@ -205,7 +204,8 @@ class Executor:
         assert isinstance(message, Loaded)
         self.report = report = message.report
         self._display.close(report.loadings)
-        self._in_flight.begin(report, message.memory, is_another=self._on_loaded(report, message.memory))
+        self._on_loaded(report, message.memory)
+        self._in_flight.begin(report, message.memory)
         for choice in (report.device, report.backend, report.precision):
             logger.info("%s uses %s: %s", self._name, choice.value, choice.reason)
         for note in (*self._starter.order.card.notes, *report.notes):

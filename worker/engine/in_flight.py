@@ -1,14 +1,17 @@
 """InFlight keeps the batches of one executor from the moment they are taken until their outcome is known.
 
-It holds the batches that are with the runner, those that will be sent again, and single sequences that failed
-and wait for the canary's result. It decides what the runner gets next, and which text is to blame when a
-batch fails or a process is lost. It does not start, call or end any process.
+It holds the batches that are with the runner, those that will be sent again, and those that failed and wait for
+the canary's result. It decides what the runner gets next, and which text is to blame when a batch fails or a process
+is lost. It does not start, call or end any process.
 
 The canary is a batch of texts whose results have been known since the model was first loaded; encoding it shows
 that the process is sound. After a failed batch, nobody knows whether a text was to blame or the process is sick: after
 running out of memory, openvino fails with every batch or confuses the shapes of one batch with those of
 another, and oneDNN can create no kernel any more. So neither the failure nor any later result is trusted
 before every stream has encoded the canary again.
+
+A failed batch is tried again in many parts, because a failure may end the process: of up to 65 texts, k bad ones
+cost k + 1 loads of the model, and the others are encoded.
 """
 
 import math
@@ -38,9 +41,11 @@ from worker.runner.messages import (
 )
 from worker.runner.runner import RunnerLost
 
-# A sequence fails after so many failures alone, if the process was sound after each. An error that goes away
-# is not the text's fault.
+# A sequence that failed alone is given up after so many failures, also of larger batches, if the process was sound
+# after each. An error that goes away is not the text's fault.
 FAILURES_OF_ONE: Final = 3
+# The same where each failure ends the process, which was sound when it was loaded.
+ENDS_BY_ONE: Final = 2
 # A sequence is lost after it was so often alone in a sound process that was sick afterwards: the text may be
 # the cause.
 SICKENED_BY_ONE: Final = 2
@@ -67,8 +72,8 @@ class Canary:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedSequence:
-    """A batch of one sequence that failed, and the item error to report if it is given up."""
+class FailedBatch:
+    """A batch that failed, and the item error to report if its only sequence is given up."""
 
     work: OwnedBatch
     code: str
@@ -88,7 +93,7 @@ class CanaryCheck:
     numbers: set[int] = field(default_factory=set)  # of those batches that are with the process
     flaw: str = ""
     has_turned: bool = False
-    failed: list[FailedSequence] = field(default_factory=list)
+    failed: list[FailedBatch] = field(default_factory=list)
     withheld: list[tuple[OwnedBatch, Encoded]] = field(default_factory=list)  # outcomes of a process in doubt
     _expected: list[NDArray[Any]] = field(default_factory=list)  # the first results, one for each known text
     _num_rows: int = 0
@@ -162,34 +167,34 @@ class InFlight:
         self._dimension: int | None = None  # of the results, if they are vectors
         self.outstanding: dict[int, OwnedBatch] = {}  # batches that are with the runner, by number
         self.started: dict[int, float] = {}  # when each batch that is being encoded was started, by number
-        # Batches to send again before anything new: suspects first, then halves and batches that are not to
+        # Batches to send again before anything new: suspects first, then parts and batches that are not to
         # blame. Urgent ones come first.
         self._suspects: list[OwnedBatch] = []
         self._returned: list[OwnedBatch] = []
+        self._has_delivered = False  # whether this runner has encoded any batch
         self._num_streams, self._num_computed, self._is_queued = 1, 1, False
         self._encoder: tuple[str, ...] = ()  # backend, precision and attention of the last process
         self._last_seconds = math.inf  # seconds of the last batch
         self._next_number = 0
         self.is_sickness = False  # whether the last runner was lost because it was sick
-        self._has_halved = False  # whether a batch was halved that failed in a runner still in doubt
         self.heard_at = 0.0
-        self.num_lost_in_row = 0
+        self.num_lost_in_row = 0  # runners, since a batch was encoded or a text given up
         self.memory: MemoryReport | None = None  # the newest report
 
-    def begin(self, report: EncoderReport, memory: MemoryReport | None, *, is_another: bool) -> None:
+    def begin(self, report: EncoderReport, memory: MemoryReport | None) -> None:
         """Prepare for a runner that has loaded the model.
 
-        If its encoder differs, rebuild the returned batches.
+        Returned batches are built anew, because its encoder or the budget may differ from those they were built for.
+        Batches that one of their sequences may have failed keep their sequences.
         """
         same = self._encoder == (encoder := (report.backend.value, report.precision.value, report.attention))
         self._encoder = encoder
         self._num_streams, self._num_computed = report.num_streams, report.num_computed
         self._is_queued, self.memory = report.is_queued, memory
-        self._last_seconds = math.inf
+        self._last_seconds, self._has_delivered = math.inf, False
         self._dimension = self._model_dimension if report.gives_vectors else None
-        if is_another:
-            self._queue.take_back([work for work in self._returned if not work.is_tried_alone])
-            self._returned = [work for work in self._returned if work.is_tried_alone]
+        self._queue.take_back([work for work in self._returned if not work.is_doubtful])
+        self._returned = [work for work in self._returned if work.is_doubtful]
         self.check.begin(self._num_streams, is_in_doubt=self.is_sickness, is_same=same)
 
     def prove(self) -> None:
@@ -280,11 +285,11 @@ class InFlight:
                 self._deliver(work, message)
         elif isinstance(message, EncodeFailed):
             work = self._end(message.number)
-            if message.is_out_of_memory:
+            if message.is_out_of_memory and not work.num_failures:
                 self._tuner.observe_out_of_memory(work, message.reason)
-            self._isolate(
-                work, OUT_OF_MEMORY if message.is_out_of_memory else ENCODING_FAILED, message.reason
-            )
+            code = OUT_OF_MEMORY if message.is_out_of_memory else ENCODING_FAILED
+            self.check.failed.append(FailedBatch(work, code, message.reason))
+            self.check.doubt(self._num_streams)
 
     def _find_dimension(self, message: Encoded) -> int | None:
         """Return the dimension of the results of a batch; None if these are no vectors."""
@@ -299,24 +304,26 @@ class InFlight:
         else:
             self.check.hear_failure(message.number, message.reason)
         if not self.check.is_open:
-            self._has_halved = False
-            self._believe()
+            self._believe(FAILURES_OF_ONE)
 
-    def _believe(self) -> None:
-        """Deliver withheld results and judge failed sequences, because the runner has proved sound."""
+    def _believe(self, most_failures: int) -> None:
+        """Deliver withheld results and judge failed batches, because the runner has proved sound.
+
+        A batch is tried again in parts, and its only sequence until it has failed `most_failures` times.
+        """
         withheld, self.check.withheld = self.check.withheld, []
         failed, self.check.failed = self.check.failed, []
         for work, message in withheld:
             self._deliver(work, message)
         for each in failed:
-            work = replace(each.work, num_failures=each.work.num_failures + 1)
-            if work.num_failures >= FAILURES_OF_ONE:
-                self._queue.fail_work(work, each.code, each.reason)
+            if len(each.work.sequences) == 1 and each.work.num_failures + 1 >= most_failures:
+                self._queue.fail_work(each.work, each.code, each.reason)
+                self.num_lost_in_row = 0
             else:
-                self._return(work)
+                self._return(*each.work.parts())
 
     def _deliver(self, work: OwnedBatch, message: Encoded) -> None:
-        self.num_lost_in_row = 0
+        self.num_lost_in_row, self._has_delivered = 0, True
         self.memory = message.memory or self.memory
         self._tuner.observe_encoded(work, message.seconds, message.memory)
         self._queue.deliver(work, message.results, message.seconds, message.collate_seconds)
@@ -325,15 +332,6 @@ class InFlight:
         self.started.pop(number, None)
         return self.outstanding.pop(number)
 
-    def _isolate(self, work: OwnedBatch, code: str, reason: str) -> None:
-        """Queue the halves of a failed batch; hold a single sequence until the runner has proved sound."""
-        if len(work.sequences) == 1:
-            self.check.failed.append(FailedSequence(work, code, reason))
-        else:
-            self._return(*work.halves())
-            self._has_halved = True
-        self.check.doubt(self._num_streams)
-
     def _return(self, *works: OwnedBatch) -> None:
         self._returned = sorted([*works, *self._returned], key=lambda work: not work.is_urgent)
 
@@ -341,71 +339,58 @@ class InFlight:
         """Take back the batches of a lost runner, so that the next one encodes them."""
         check = self.check
         self.is_sickness = loss.is_sick or (loss.failed is not None and loss.failed.number in check.numbers)
-        is_step = self._salvage(loss)
+        self._salvage(loss)
         check.end()
-        self._has_halved = False
         self.started.clear()
         self._return(*self.outstanding.values())
         self.outstanding.clear()
-        self.num_lost_in_row += not is_step
+        self.num_lost_in_row += 1
 
-    def _salvage(self, loss: RunnerLost) -> bool:
+    def _salvage(self, loss: RunnerLost) -> None:
         """Decide which of the lost runner's batches are to blame; the others stay outstanding.
 
-        Return True if this narrows down the text to blame, as halving a batch does: such steps end by
-        themselves and do not count as another loss. No batch is to blame if somebody else ended the process
-        or if it is sick. A batch that failed as it might on a runner that goes on is retried in halves,
-        and so is a batch whose process was killed for lack of memory.
+        No batch is to blame if somebody else ended the process or if it is sick. A batch that failed as it might
+        on a runner that goes on is tried again in parts, and so is one whose process was killed for lack of memory.
         """
         self._return(*(work for work, _ in self.check.withheld))
         self.check.withheld = []
         if self.is_sickness:
             self._retry_failed()
-            return self._has_halved
+            return
         if loss.failed is not None:
             self.hear(loss.failed)
-            self._believe()  # this runner was sound when it was loaded
-            return True
+            # This runner was sound when it was loaded, and has its whole memory free before its first batch.
+            is_first = loss.failed.is_out_of_memory and not self._has_delivered
+            self._believe(1 if is_first else ENDS_BY_ONE)
+            return
         self._return(*(failed.work for failed in self.check.failed))
         self.check.failed = []
         was_full = self.memory is not None and self.memory.used_share >= NEARLY_ALL_MEMORY
         is_exhausted = loss.is_exhausted or (loss.is_foreign and was_full)
         if loss.is_foreign and not is_exhausted:
-            return False
+            return
         works = [self._end(number) for number in list(self.started) if number in self.outstanding]
-        return self._halve_killed(works, loss) if is_exhausted else self._suspect(works, loss)
-
-    def _suspect(self, works: list[OwnedBatch], loss: RunnerLost) -> bool:
-        """Blame a single batch.
-
-        If there are several, mark each to be tried alone, since the guilty one is not known.
-        """
-        if len(works) == 1:
-            self._queue.lose_work(works[0], str(loss))
-        else:
-            self._suspects += [replace(work, is_suspect=True) for work in works]
-        return False
-
-    def _halve_killed(self, works: list[OwnedBatch], loss: RunnerLost) -> bool:
         for work in works:
-            self._tuner.observe_killed(work)
-        single = [work for work in works if len(work.sequences) == 1]
-        if len(single) < len(works):
-            self._return(
-                *(half for work in works if len(work.sequences) > 1 for half in work.halves()), *single
-            )
-            return True
-        return self._suspect(single, loss)
+            if is_exhausted and not work.num_failures:
+                self._tuner.observe_killed(work)
+        if is_exhausted and any(len(work.sequences) > 1 for work in works):
+            self._return(*(part for work in works for part in work.parts()))
+        elif len(works) == 1:
+            self._queue.lose_work(works[0], str(loss))
+        else:  # which of them is to blame is not known
+            self._suspects += [replace(work, is_suspect=True) for work in works]
 
     def _retry_failed(self) -> None:
-        """Mark failed sequences to be tried alone in the next runner.
+        """Try failed batches again in parts, and failed sequences alone in the next runner.
 
-        Lose one that has made that runner sick too.
+        Lose a sequence that has made that runner sick too.
         """
         failed, self.check.failed = self.check.failed, []
         for work, reason in ((each.work, each.reason) for each in failed):
             num_sickened = work.num_sickened + work.is_suspect
-            if num_sickened >= SICKENED_BY_ONE:
+            if len(work.sequences) > 1:
+                self._return(*work.parts())
+            elif num_sickened >= SICKENED_BY_ONE:
                 self._queue.lose_work(work, f"it could not encode a known text after them ({reason})")
             else:
                 self._suspects.append(replace(work, is_suspect=True, num_sickened=num_sickened))

@@ -194,18 +194,15 @@ class RequestQueue:
         self._closed_because: str | None = None
         self.tally = BatchCounts()
 
-    def adopt(self, cost: BatchCost, num_started: int, num_streams: int = 1) -> bool:
-        """Rebuild the waiting batches for the cost model of a loaded encoder.
+    def adopt(self, cost: BatchCost, num_started: int, num_streams: int = 1) -> None:
+        """Prepare what waits for the cost model of a loaded encoder.
 
-        Return True if the cost model is new. `num_started` batches are with the device at a time, of which it
-        computes `num_streams` side by side.
+        `num_started` batches are with the device at a time, of which it computes `num_streams` side by side.
         """
         with self._lock:
             self._pool.num_started, self._pool.num_streams = num_started, num_streams
-            if cost == self._pool.cost:
-                return False
-            self._put_back(self._pool.begin(cost))
-            return True
+            if cost != self._pool.cost:
+                self._put_back(self._pool.begin(cost))
 
     @contextmanager
     def expecting(self) -> Iterator[None]:

@@ -166,7 +166,7 @@ class Tuner:
         if self.num_out_of_memory == 0:
             logger.warning(
                 "%s has too little memory for a batch of %d sequences of up to %d tokens (%s). It is retried in "
-                "halves, and batches of such lengths are smaller from now on; further such errors are only counted.",
+                "parts, and batches of such lengths are smaller from now on; further such errors are only counted.",
                 self._device.name,
                 len(work.batch),
                 work.batch.max_length,

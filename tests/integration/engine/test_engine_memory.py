@@ -156,7 +156,7 @@ def make_texts(num_texts: int, num_words: int) -> list[str]:
     ]
 
 
-def test_batches_that_do_not_fit_are_tried_in_halves_and_every_text_gets_its_vector(
+def test_batches_that_do_not_fit_are_tried_in_parts_and_every_text_gets_its_vector(
     shortage: Shortage, precision: str
 ) -> None:
     result, report = shortage.result, shortage.report

@@ -160,10 +160,10 @@ def test_a_rank_that_ends_itself_behind_a_first_batch_has_each_of_both_tried_alo
     assert engine.report()["num_restarts"] == 1
     suspects = [each.batch.input_ids.tolist() for each in sent[num_before : num_before + 2]]
     again = [each.batch.input_ids.tolist() for each in sent[num_before + 2 :]]
-    assert all(suspect in again for suspect in suspects), "whole, and neither in halves"
+    assert all(suspect in again for suspect in suspects), "whole, and neither in parts"
 
 
-def test_the_second_of_two_batches_that_runs_out_of_memory_is_halved_and_not_the_first(
+def test_the_second_of_two_batches_that_runs_out_of_memory_is_tried_in_parts_and_not_the_first(
     make_engine: Callable[[str], Engine],
     threads: ThreadPoolExecutor,
     expected: tuple[Vectors, Vectors],
@@ -179,6 +179,6 @@ def test_the_second_of_two_batches_that_runs_out_of_memory_is_halved_and_not_the
     report: dict[str, Any] = engine.report()
     assert (report["num_out_of_memory"], report["num_restarts"]) == (1, 1)
     later = [each.batch.input_ids.tolist() for each in sent if each.number > bulk.started[1]]
-    for half in (second.part(0, len(second) // 2), second.part(len(second) // 2, len(second))):
-        assert half.input_ids.tolist() in later
-    assert first.part(0, len(first) // 2).input_ids.tolist() not in later
+    for batch, is_tried_alone in ((second, True), (first, False)):
+        alone = [batch.part(place, place + 1).input_ids.tolist() for place in range(len(batch))]
+        assert [text in later for text in alone] == [is_tried_alone] * len(batch)

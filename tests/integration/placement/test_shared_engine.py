@@ -5,7 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,17 @@ import numpy as np
 import pytest
 
 from tests.faulty_engine import allow_passes, be_patient, runner_pids
+from tests.integration.placement.bounded_shards import FACTORY, MOST_TOKENS
 from tests.rank_processes import share_between_two, starting_engines
 from tests.reference import packaged_reference
 from tests.waiting import wait_for
+from vectormill.jobs.item import OUT_OF_MEMORY
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from worker.engine import engine as engine_module
 from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest, RunnerDied
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
+from worker.runner.starter import RunnerStarter
 from worker.settings import WorkerSettings
 
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
@@ -38,8 +42,8 @@ MakeEngine = Callable[..., Engine]
 def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
     def make(strategy: str, **options: Any) -> Engine:
         sharing = share_between_two(CARD, strategy)
-        settings = WorkerSettings(precision="fp32", max_batch_tokens=1024, **options)
-        return start(Engine(CARD, sharing.devices[0], settings, tmp_path, sharing=sharing))
+        settings = WorkerSettings(precision="fp32", max_batch_tokens=1024)
+        return start(Engine(CARD, sharing.devices[0], settings, tmp_path, sharing=sharing, **options))
 
     with starting_engines() as start:
         yield make
@@ -96,6 +100,27 @@ def test_a_pipeline_gives_them_too_and_a_rank_that_is_killed_ends_its_replica_wh
     wait_for(lambda: has_been_rebuilt(engine), seconds=60)
     assert set(first).isdisjoint(runner_pids()), "the rank that waited for the dead one has ended too"
     assert encode(engine, ["what no rank", "has computed", "before"]).shape == (3, CARD.dimension)
+
+
+@pytest.mark.parametrize(
+    ("longest_text_tokens", "most_restarts"), [(0, 3), (MOST_TOKENS, 0)], ids=["unforeseen", "foreseen"]
+)
+def test_texts_that_fit_on_no_rank_take_one_load_each_at_most_and_the_others_are_encoded(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, longest_text_tokens: int, most_restarts: int
+) -> None:
+    monkeypatch.setattr(engine_module, "RunnerStarter", partial(RunnerStarter, shard_factory=FACTORY))
+    engine = make_engine(PIPELINE, longest_text_tokens=longest_text_tokens)
+    too_long = [f"{number} {'and much longer ' * 60}" for number in range(2)]
+    texts = [*too_long, *TEXTS]
+    request = EncodeRequest("r", SPEC, [text.encode() for text in texts], False, 10_000)
+    result = engine.encode(request, threading.Event())
+    assert {place: failure.code for place, failure in result.failures.items()} == dict.fromkeys(
+        range(2), OUT_OF_MEMORY
+    )
+    assert (result.vectors[2:] * encode_by_reference()).sum(axis=1).min() >= 0.9999
+    report = engine.report()
+    assert report["num_restarts"] <= most_restarts
+    assert engine.is_healthy()
 
 
 def test_tensor_parallel_ranks_give_them_too_and_one_that_stops_answering_is_ended_with_its_replica(

@@ -53,7 +53,7 @@ def test_the_report_tells_the_memory_of_every_rank(engine: Engine) -> None:
     assert report["memory_used_share"] == max(rank["memory_used_share"] for rank in ranks)
 
 
-def test_a_batch_that_does_not_fit_on_one_rank_is_tried_in_halves_by_a_new_replica(
+def test_a_batch_that_does_not_fit_on_one_rank_is_tried_in_parts_by_a_new_replica(
     engine: Engine, card: ModelCard
 ) -> None:
     texts = make_texts(16, 250)

@@ -53,7 +53,8 @@ class ClusterState:
         self.lost.append(work)
 
     def take_back(self, works: Iterable[OwnedBatch]) -> None:
-        self.taken_back += works
+        self.taken_back = list(works)
+        self.works = [*self.taken_back, *self.works]
 
     def close(self, reason: str) -> None: ...
     def observe_encoded(self, work: OwnedBatch, seconds: float, memory: MemoryReport | None) -> None: ...
@@ -72,8 +73,8 @@ class Desk:
         self.in_flight = InFlight(cast(Any, self.around), cast(Any, self.around), CANARY, 4)
         self.load()
 
-    def load(self, *, is_another: bool = False, memory: MemoryReport | None = None) -> None:
-        self.in_flight.begin(REPORT, memory, is_another=is_another)
+    def load(self, memory: MemoryReport | None = None) -> None:
+        self.in_flight.begin(REPORT, memory)
         self.sing()
 
     def sing(self, vector: NDArray[np.float32] = VECTOR) -> None:
@@ -121,7 +122,7 @@ def test_nothing_is_sent_behind_a_failure_before_the_canary_has_come_back() -> N
     desk.fail(desk.start())
     assert desk.in_flight.next_work() is None
     desk.sing()
-    assert desk.waiting()[:2] == [2, 2]
+    assert desk.waiting() == [1, 1, 1, 1, 4]
 
 
 def test_what_comes_behind_a_wrong_answer_to_the_known_text_is_not_delivered() -> None:
@@ -134,7 +135,7 @@ def test_what_comes_behind_a_wrong_answer_to_the_known_text_is_not_delivered() -
     assert not desk.around.delivered
     desk.in_flight.lose(RunnerLost("it is sick", is_sick=True))
     desk.load()
-    assert sorted(desk.waiting()) == [2, 2, 3]
+    assert sorted(desk.waiting()) == [1, 1, 1, 1, 3]
 
 
 def test_what_a_process_in_doubt_answers_is_delivered_when_it_turns_out_sound_and_else_encoded_again() -> (
@@ -152,7 +153,7 @@ def test_what_a_process_in_doubt_answers_is_delivered_when_it_turns_out_sound_an
             assert "a cosine of -1.000" in desk.in_flight.check.flaw
             desk.in_flight.lose(RunnerLost("it is sick", is_sick=True))
             desk.load()
-            assert sorted(desk.waiting()) == [2, 2, 3]
+            assert sorted(desk.waiting()) == [1, 1, 1, 1, 3]
 
 
 def test_a_text_fails_when_it_has_failed_alone_often_enough_in_a_sound_process() -> None:
@@ -174,18 +175,18 @@ def test_a_process_that_somebody_killed_is_nobodys_fault_and_teaches_nothing() -
     assert not desk.around.killed
 
 
-def test_a_process_that_the_kernel_killed_for_want_of_memory_has_its_batch_tried_in_halves() -> None:
+def test_a_process_that_the_kernel_killed_for_want_of_memory_has_its_batch_tried_in_parts() -> None:
     desk = Desk(4)
     desk.start()
     desk.in_flight.lose(RunnerLost("the kernel killed it", is_exhausted=True))
     desk.load()
-    assert desk.waiting() == [2, 2]
+    assert desk.waiting() == [1, 1, 1, 1]
     assert [len(work.sequences) for work in desk.around.killed] == [4]
 
 
 def test_a_process_that_was_killed_when_memory_was_full_was_killed_for_want_of_it() -> None:
     desk = Desk(4)
-    desk.load(memory=MemoryReport(1, 1, 0, 0.97))
+    desk.load(MemoryReport(1, 1, 0, 0.97))
     desk.start()
     desk.in_flight.lose(RunnerLost("it was killed", is_foreign=True))
     assert len(desk.around.killed) == 1
@@ -198,16 +199,16 @@ def test_one_text_whose_process_died_for_want_of_memory_is_suspect() -> None:
     assert len(desk.around.lost) == 1
 
 
-def test_batches_that_were_made_for_another_encoder_are_made_anew_and_suspects_stay() -> None:
+def test_batches_of_a_lost_process_are_made_anew_for_the_next_and_suspects_stay() -> None:
     desk = Desk(4, 1)
     desk.start()
     failed = desk.start()
     desk.fail(failed)
     desk.sing()  # it is tried again, alone
     desk.in_flight.lose(RunnerLost("it was killed", is_foreign=True))
-    desk.load(is_another=True)
+    desk.load()
     assert [len(work.sequences) for work in desk.around.taken_back] == [4]
-    assert desk.waiting() == [1]
+    assert desk.waiting() == [1, 4]
 
 
 def test_rows_that_are_no_vectors_fail_like_a_batch_that_raised() -> None:
@@ -221,7 +222,7 @@ def test_rows_that_are_no_vectors_fail_like_a_batch_that_raised() -> None:
 
 def test_a_process_whose_known_text_gets_no_vector_is_not_believed() -> None:
     desk = Desk(1)
-    desk.in_flight.begin(REPORT, None, is_another=False)
+    desk.in_flight.begin(REPORT, None)
     desk.sing(VECTOR[:3])
     assert "have 3 values, and vectors of this model have 4" in desk.in_flight.check.flaw
 
@@ -231,7 +232,7 @@ def test_a_device_that_queues_has_one_batch_more_where_batches_are_short(
     seconds: float, num_sent: int
 ) -> None:
     desk = Desk(*[1] * 9)
-    desk.in_flight.begin(replace(REPORT, is_queued=True), None, is_another=False)
+    desk.in_flight.begin(replace(REPORT, is_queued=True), None)
     desk.sing()
     desk.end(desk.start(), seconds)
     while desk.in_flight.next_message():

@@ -83,7 +83,7 @@ ROWS = st.lists(st.lists(st.integers(1, 10_000), max_size=30), max_size=20)
 
 @given(st.lists(st.tuples(ROWS, st.integers(0, 3), st.booleans()), max_size=6), st.booleans())
 def test_every_text_gets_its_own_vector(
-    requests: list[tuple[list[list[int]], int, bool]], halve: bool
+    requests: list[tuple[list[list[int]], int, bool]], fails: bool
 ) -> None:
     queue = RequestQueue(BatchLimits(64), clock=lambda: 0.0)
     tickets = [
@@ -94,7 +94,7 @@ def test_every_text_gets_its_own_vector(
         queue.add(ticket)
     num_computed = 0
     while work := next_work(queue):
-        for part in work.halves() if halve and len(work.sequences) > 1 else (work,):
+        for part in work.parts() if fails else (work,):
             num_computed += part.batch.num_padded_tokens
             queue.deliver(part, encode(part.batch), 1.0)
     for ticket, (rows, prompt_length, _) in zip(tickets, requests, strict=True):

@@ -1,0 +1,354 @@
+"""Any history of a replica: texts that raise, exhaust or kill, processes that are killed, hang or fall sick.
+
+The replica is simulated. It is one process that goes on after a failed batch, or a group of ranks that ends with it;
+the pool, the budget and the decisions about batches are real.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.unit.engine.test_in_flight import CANARY, REPORT, VECTOR
+from vectormill.jobs.item import ENCODING_FAILED, OUT_OF_MEMORY
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch, OwnedBatch
+from worker.batching.budget import BudgetRules, TokenBudget
+from worker.batching.limits import BatchLimits
+from worker.engine.in_flight import SICKENED_BY_ONE, InFlight
+from worker.engine.request import EngineStopped, RunnerDied
+from worker.engine.request_queue import RequestQueue, Ticket
+from worker.runner.memory import MemoryReport
+from worker.runner.messages import Encode, Encoded, EncodeFailed, Started
+from worker.runner.runner import RunnerLost
+from worker.tokens.tokenized import TokenizedTexts
+
+GOOD, RAISES, KILLS = "good", "raises", "kills"
+MAX_RESTARTS = 5
+START_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Nature:
+    """What a replica is. Batches of more than `memory_tokens` run out of memory."""
+
+    is_group: bool = True
+    is_queued: bool = False
+    memory_tokens: int = 32
+    is_killed: bool = False  # by the kernel, for lack of memory; otherwise the allocator raises an error
+    falls_sick: bool = False  # after it ran out of memory
+
+
+@dataclass
+class Ledger:
+    """What a replica has gone through."""
+
+    num_reloads: int = 0
+    num_allowed: int = 0  # reloads that something accounts for
+    num_in_row: int = 0  # since a batch was encoded or a text given up
+    num_exhausted: int = 0
+    has_been_disturbed: bool = False
+
+
+class CountingBudget(TokenBudget):
+    """The part of a Tuner that batches in flight use."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(BudgetRules(START_TOKENS, is_tuned=False))
+        self._ledger = ledger
+
+    def observe_encoded(self, work: OwnedBatch, seconds: float, memory: MemoryReport | None) -> None:
+        self._ledger.num_in_row = 0
+        longest = work.length
+        self.observe(
+            longest,
+            num_tokens=work.batch.num_tokens,
+            cost=work.batch.num_padded_tokens,
+            one_more=longest,
+            seconds=seconds,
+            num_streams=1,
+        )
+
+    def observe_killed(self, work: OwnedBatch) -> None:
+        self._ledger.num_exhausted += 1
+        self.observe_out_of_memory(work.length, work.batch.num_padded_tokens)
+
+    def observe_exhausted(self, work: OwnedBatch, reason: str) -> None:
+        self.observe_killed(work)
+
+
+class Tuned:
+    """A CountingBudget under the names of a Tuner."""
+
+    def __init__(self, budget: CountingBudget) -> None:
+        self.observe_encoded = budget.observe_encoded
+        self.observe_killed = budget.observe_killed
+        self.observe_out_of_memory = budget.observe_exhausted
+
+
+class CountingQueue(RequestQueue):
+    """A queue that notes in the ledger which texts were given up."""
+
+    ledger: Ledger
+
+    def fail_work(self, work: OwnedBatch, code: str, reason: str) -> None:
+        self.ledger.num_in_row = 0
+        super().fail_work(work, code, reason)
+
+
+@dataclass
+class SimulatedReplica:
+    """A simulated replica with its executor."""
+
+    nature: Nature
+    ledger: Ledger = field(default_factory=Ledger)
+    kinds: dict[int, str] = field(default_factory=dict)  # of each text, by its first token
+    tickets: list[Ticket] = field(default_factory=list)
+    inbox: deque[Encode] = field(default_factory=deque)
+    is_sick: bool = False
+    is_dead: bool = False
+    _numbers: Any = field(default_factory=lambda: count(1))
+
+    def __post_init__(self) -> None:
+        budget = CountingBudget(self.ledger)
+        self.queue = CountingQueue(BatchLimits(START_TOKENS), budget.max_batch_tokens, clock=lambda: 0.0)
+        self.queue.ledger = self.ledger
+        self.in_flight = InFlight(self.queue, cast(Any, Tuned(budget)), CANARY, 4)
+        self.load()
+
+    def load(self) -> None:
+        self.inbox.clear()
+        self.is_sick = False
+        report = replace(REPORT, is_queued=self.nature.is_queued)
+        self.in_flight.begin(report, None)
+
+    def ask(self, texts: list[tuple[int, str]], *, is_interactive: bool = False) -> None:
+        rows = []
+        for length, kind in texts:
+            uid = next(self._numbers)
+            self.kinds[uid] = kind
+            rows.append(np.array([uid, *[0] * (length - 1)], np.int32))
+        ticket = Ticket(4, is_interactive=is_interactive)
+        ticket.lay(TokenizedTexts.from_rows(rows, np.zeros(len(rows), np.bool_), {}), {})
+        self.tickets.append(ticket)
+        if self.is_dead:
+            with pytest.raises(EngineStopped):
+                self.queue.add(ticket)
+            self.tickets.pop()
+        else:
+            self.queue.add(ticket)
+
+    def run(self) -> bool:
+        """Compute one batch. Return False if there is none."""
+        if self.is_dead:
+            return False
+        while message := self.in_flight.next_message():
+            self.inbox.append(message)
+        if not self.inbox:
+            return False
+        if not self.nature.is_group:
+            self.inbox = deque(sorted(self.inbox, key=lambda each: not each.is_urgent))
+        for begun in list(self.inbox)[: 1 + self.nature.is_queued]:
+            if begun.number not in self.in_flight.started:
+                self.in_flight.hear(Started(begun.number))
+        self._compute(self.inbox.popleft())
+        return True
+
+    def _compute(self, message: Encode) -> None:
+        batch = message.batch
+        if message.number in self.in_flight.check.numbers:
+            vectors = np.tile(-VECTOR if self.is_sick else VECTOR, (len(batch), 1))
+            self.in_flight.hear(Encoded(message.number, Ragged.from_matrix(vectors), 0.1))
+        else:
+            self._encode(message)
+        if flaw := self.in_flight.check.flaw:
+            self.lose(RunnerLost(flaw, is_sick=True))
+
+    def _encode(self, message: Encode) -> None:
+        batch, nature = message.batch, self.nature
+        kinds = {self.kinds[uid] for uid in find_uids(batch)}
+        work = self.in_flight.outstanding[message.number]
+        is_exhausted = batch.num_padded_tokens > nature.memory_tokens
+        if KILLS not in kinds and RAISES not in kinds and not is_exhausted:
+            self.in_flight.hear(Encoded(message.number, encode(batch), 0.1))
+            return
+        ends = nature.is_group or KILLS in kinds or (is_exhausted and (nature.is_killed or nature.falls_sick))
+        if ends and not work.num_failures:
+            self._account(work)
+        if KILLS in kinds:
+            self.lose(RunnerLost("it died of SIGSEGV"))
+        elif is_exhausted and nature.is_killed:
+            self.lose(RunnerLost("the kernel killed it", is_exhausted=True))
+        else:
+            failed = EncodeFailed(message.number, "it failed", is_out_of_memory=is_exhausted)
+            if nature.is_group:
+                self.lose(RunnerLost("a rank failed", failed=failed))
+            else:
+                self.is_sick = is_exhausted and nature.falls_sick
+                self.in_flight.hear(failed)
+
+    def _account(self, work: OwnedBatch) -> None:
+        """Allow a reload for a batch that failed for the first time, and for each bad text in it what it may take."""
+        num_bad = sum(self.is_bad(uid, length) for uid, length in find_lengths(work.batch))
+        # Of two batches that were started, nobody knows which one has ended the process.
+        of_one = 1 + self.nature.is_queued + SICKENED_BY_ONE * self.nature.falls_sick
+        self.ledger.num_allowed += 1 + of_one * num_bad
+
+    def is_bad(self, uid: int, length: int) -> bool:
+        return self.kinds[uid] != GOOD or length > self.nature.memory_tokens
+
+    def lose(self, loss: RunnerLost) -> None:
+        self.in_flight.lose(loss)
+        self.ledger.num_reloads += 1
+        self.ledger.num_in_row += 1
+        if self.in_flight.num_lost_in_row > MAX_RESTARTS:
+            self.queue.close("too many were lost")
+            self.is_dead = True
+        else:
+            self.load()
+
+    def disturb(self, loss: RunnerLost) -> None:
+        """Lose the processes for a reason that is no text's fault, with what waits for the canary."""
+        self.ledger.has_been_disturbed = True
+        self.ledger.num_allowed += 1
+        self.lose(loss)
+
+    def drain(self) -> None:
+        for _ in range(50 * (1 + len(self.kinds))):
+            if not self.run():
+                return
+        raise AssertionError("it never ends")
+
+
+def find_lengths(batch: Batch) -> list[tuple[int, int]]:
+    lengths = batch.lengths
+    return list(zip(find_uids(batch), lengths.tolist(), strict=True))
+
+
+def find_uids(batch: Batch) -> list[int]:
+    starts = np.cumsum(batch.lengths) - batch.lengths
+    return [int(uid) for uid in batch.input_ids[starts]]
+
+
+def encode(batch: Batch) -> Ragged:
+    """The first token and the length of each text."""
+    rows = [[uid, length, 0, 1] for uid, length in find_lengths(batch)]
+    return Ragged.from_matrix(np.array(rows, np.float32))
+
+
+def check_answers(replica: SimulatedReplica) -> None:
+    """Every text was answered once: the good ones are encoded, and each bad one harmed itself alone."""
+    for ticket in replica.tickets:
+        assert ticket.done.is_set()
+        texts = [
+            (int(ticket.texts.ids(place)[0]), int(ticket.texts.lengths[place]))
+            for place in ticket.positions.tolist()
+        ]
+        if ticket.error is not None:
+            assert may_end(replica, ticket, texts), ticket.error
+            continue
+        assert ticket.num_waiting == 0
+        bad = {place: uid for place, (uid, length) in enumerate(texts) if replica.is_bad(uid, length)}
+        assert ticket.failures.keys() == bad.keys()
+        for place, (uid, length) in enumerate(texts):
+            if place in bad:
+                is_long = length > replica.nature.memory_tokens
+                codes = {OUT_OF_MEMORY} if is_long else {ENCODING_FAILED}
+                assert ticket.failures[place].code in codes
+            else:
+                assert ticket.join().matrix[place].tolist() == [uid, length, 0, 1]
+
+
+def may_end(replica: SimulatedReplica, ticket: Ticket, texts: list[tuple[int, int]]) -> bool:
+    """Whether all texts of this request may be refused together, to be tried again in smaller chunks."""
+    if isinstance(ticket.error, EngineStopped):
+        return replica.is_dead
+    assert isinstance(ticket.error, RunnerDied)
+    nature = replica.nature
+    has_killed = nature.is_killed or (nature.falls_sick and not nature.is_group)
+    is_too_long = any(length > nature.memory_tokens for _, length in texts)
+    is_company = KILLS in replica.kinds.values() or replica.ledger.has_been_disturbed
+    return is_company or (has_killed and is_too_long)
+
+
+KINDS = st.sampled_from([GOOD] * 6 + [RAISES, KILLS])
+TEXTS = st.lists(st.tuples(st.integers(1, 40), KINDS), min_size=1, max_size=12)
+NATURES = st.builds(
+    Nature, st.booleans(), st.booleans(), st.integers(8, 64), st.booleans(), st.booleans()
+).map(lambda nature: replace(nature, falls_sick=nature.falls_sick and not nature.is_group))
+
+
+class ReplicaMachine(RuleBasedStateMachine):
+    replica: SimulatedReplica
+
+    @initialize(nature=NATURES)
+    def begin(self, nature: Nature) -> None:
+        self.replica = SimulatedReplica(nature)
+
+    @rule(texts=TEXTS, is_interactive=st.booleans())
+    def ask(self, texts: list[tuple[int, str]], is_interactive: bool) -> None:
+        self.replica.ask(texts, is_interactive=is_interactive)
+
+    @rule(num_batches=st.integers(1, 8))
+    def run(self, num_batches: int) -> None:
+        for _ in range(num_batches):
+            self.replica.run()
+
+    @precondition(lambda self: not self.replica.is_dead)
+    @rule()
+    def somebody_kills_a_rank(self) -> None:
+        self.replica.disturb(RunnerLost("a rank was killed by SIGKILL", is_foreign=True))
+
+    @precondition(lambda self: not self.replica.is_dead and self.replica.in_flight.started)
+    @rule()
+    def a_pass_takes_too_long(self) -> None:
+        self.replica.in_flight.suspect_overdue(0.0)
+        self.replica.disturb(RunnerLost("a forward pass took more than 600 s"))
+
+    @invariant()
+    def every_lost_runner_counts_until_a_text_is_answered(self) -> None:
+        assert self.replica.in_flight.num_lost_in_row == self.replica.ledger.num_in_row
+        assert self.replica.is_dead == (self.replica.ledger.num_in_row > MAX_RESTARTS)
+
+    @invariant()
+    def nothing_is_loaded_again_without_a_cause_of_its_own(self) -> None:
+        assert self.replica.ledger.num_reloads <= self.replica.ledger.num_allowed
+
+    def teardown(self) -> None:
+        if hasattr(self, "replica"):
+            self.replica.drain()
+            self.every_lost_runner_counts_until_a_text_is_answered()
+            self.nothing_is_loaded_again_without_a_cause_of_its_own()
+            check_answers(self.replica)
+
+
+TestReplicas = ReplicaMachine.TestCase
+TestReplicas.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+
+
+@pytest.mark.parametrize("kind", [RAISES, "is too long"])
+@pytest.mark.parametrize(("num_bad", "num_good"), [(1, 0), (1, 15), (3, 12), (8, 8), (8, 0)])
+def test_bad_texts_of_a_batch_take_one_load_each_and_one_for_the_batch(
+    kind: str, num_bad: int, num_good: int
+) -> None:
+    replica = SimulatedReplica(Nature(memory_tokens=START_TOKENS))
+    length = START_TOKENS + 1 if kind == "is too long" else 3
+    replica.ask([(length, kind if kind == RAISES else GOOD)] * num_bad + [(4, GOOD)] * num_good)
+    replica.drain()
+    check_answers(replica)
+    assert not replica.is_dead
+    assert replica.ledger.num_reloads <= num_bad + 1
+
+
+def test_batches_that_are_too_large_teach_the_budget_once_for_each_load() -> None:
+    replica = SimulatedReplica(Nature(memory_tokens=20))
+    replica.ask([(4, GOOD)] * 160)
+    replica.drain()
+    check_answers(replica)
+    assert replica.ledger.num_reloads == replica.ledger.num_exhausted == 2, "from 64 tokens to 32 and to 16"
