@@ -16,18 +16,22 @@ from transformers import AttentionInterface
 from tests.adapters import ADAPTER
 from tests.contract.packed_models import make_sequences
 from tests.contract.waits import RefusesWaiting
+from vectormill.domain.task import DENSE
 from vectormill.models.layouts import read_model_card
 from vectormill.models.model_card import ModelCard
+from vectormill.ragged import Ragged
 from vectormill.settings import ModelEntry
-from worker.batching.batch import Batch
+from worker.batching.batch import OUTPUTS, Batch
 from worker.devices.device import CPU, Device
 from worker.encoder.choice import PACKED, PADDED
 from worker.encoder.encoder import Encoder, EncoderOrder
+from worker.encoder.outputs import BITS, POOLED, find_bits
 from worker.model.packed import make_attention
 from worker.parallel.agreement import set_attention
 from worker.parallel.shard_encoder import ShardEncoder, load_shard
 from worker.placement.placement import Rank
 from worker.placement.strategies import FULLY_SHARDED, SHARED, TENSOR
+from worker.tokens.tokenized import SPANS
 
 NUM_LAYERS: Final = 4
 SMALLEST_VOCABULARY: Final = 263  # StructBERT's
@@ -52,6 +56,8 @@ LABELED: Final = {f"{kind}, labels": kind for kind in ("structbert", "qwen3", "d
 ADAPTED: Final = {f"{kind}, adapter": kind for kind in ("bert", "modernbert", "qwen3", "deberta-v2")}
 # RexUniNLU as it is published, and what it is asked lies in its folder.
 EXTRACTING: Final = {f"rexuninlu, {model}": model for model in ("model", "model_b")}
+# Models with sparse and multi-vector outputs, whose names tell what they are.
+REPRESENTING: Final = ("bge-m3", "splade")
 SEQUENCES: Final = "sequences.pickle"
 DEVICE: Final = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
 
@@ -75,10 +81,25 @@ def precision_of(name: str) -> str:
 
 def read_batches(folder: Path) -> list[Batch]:
     """What the model in the folder is given."""
+    if folder.name in REPRESENTING:
+        return [ask_outputs(batch, read_card(folder)) for batch in batches()]
     if folder.name not in EXTRACTING:
         return batches()
     sequences: Batch = pickle.loads((folder / SEQUENCES).read_bytes())
     return [sequences.part(start, min(start + 12, len(sequences))) for start in range(0, len(sequences), 12)]
+
+
+def ask_outputs(batch: Batch, card: ModelCard) -> Batch:
+    """Return the batch with other outputs asked for by each sequence, and two passages by each that asks for them."""
+    everything = find_bits((*card.outputs, POOLED) if DENSE in card.outputs else card.outputs)
+    wishes = [everything, *(BITS[name] for name in card.outputs), 0 if DENSE in card.outputs else everything]
+    bits = [wishes[number % len(wishes)] for number in range(len(batch))]
+    spans = [
+        np.array([0, (length + 1) // 2, length // 2, length] if asked & BITS[POOLED] else [], np.int32)
+        for asked, length in zip(bits, batch.lengths.tolist(), strict=True)
+    ]
+    more = {OUTPUTS: Ragged.from_scalars(np.array(bits, np.int32)), SPANS: Ragged.from_rows(spans, np.int32)}
+    return Batch({**batch.inputs, **more})
 
 
 def batches() -> list[Batch]:
@@ -93,7 +114,7 @@ def batches() -> list[Batch]:
 
 def read_card(folder: Path) -> ModelCard:
     """Vectors are of two poolings; a head says itself what it reads."""
-    gives_vectors = "labels" not in folder.name and folder.name not in EXTRACTING
+    gives_vectors = "labels" not in folder.name and folder.name not in {*EXTRACTING, *REPRESENTING}
     pooling = "mean+last_token" if gives_vectors else None
     adapter = ADAPTER if "adapter" in folder.name else None
     return read_model_card(

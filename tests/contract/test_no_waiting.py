@@ -5,7 +5,6 @@ Strategies that share a model are held to it in tests/contract/rank_program.py.
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from worker.encoder.encoder import Choice, EncoderOrder
 from worker.encoder.padding import pad_batch
 from worker.model import cuda_pass
 from worker.model.cuda_pass import copy_inputs
-from worker.model.forms import PackedForm
+from worker.model.forms import PackedForm, lay_out_outputs
 from worker.model.masks import find_attention_mask, make_log_bucket_position, tell_masks
 from worker.model.network import EncoderNetwork, list_token_inputs
 from worker.model.packed import PackedNetwork, make_attention
@@ -154,10 +153,8 @@ def test_no_head_waits_for_the_device_or_reads_what_is_there(
     for bits in (outputs.find_bits(card.outputs), *(outputs.BITS[name] for name in card.outputs)):
         wishes = np.array([bits, *[outputs.BITS[card.outputs[0]]] * (len(sequences) - 1)], np.int32)
         batch = Batch({**Batch.from_ids(sequences).inputs, OUTPUTS: Ragged.from_scalars(wishes)})
-        part = encoder._form.lay_out(batch)
-        wanted = outputs.find_wanted(batch, card, part.shape)
+        part, wanted = lay_out_outputs(encoder._form, batch, card)
         assert wanted is not None
-        part = replace(part, arrays={**part.arrays, **wanted.places})
         arrays = [torch.from_numpy(array).to("meta") for array in part.arrays.values()]
         with torch.inference_mode(), RefusesWaiting():
             assert len(encoder._compute(part, wanted, *arrays))

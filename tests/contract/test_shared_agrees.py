@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.random_embedder import SMALL, write_random_embedder
 from tests.adapters import write_adapter
 from tests.classifiers import STRUCTBERT, write_classifier
 from tests.contract.packed_models import TOKENIZER, make_transformer
@@ -18,6 +19,7 @@ from tests.contract.rank_program import (
     EXTRACTING,
     LABELED,
     NUM_LAYERS,
+    REPRESENTING,
     SEQUENCES,
     SMALLEST_VOCABULARY,
     WIDE,
@@ -30,15 +32,21 @@ from tests.contract.rank_program import (
     strategies_of,
 )
 from tests.contract.ranks import run_ranks
+from tests.models import packaged_model
+from tests.representations import write_masked_language_model
 from tests.rexuninlu import GOLDEN, describe, list_sequences, read_records, summarize
 from vectormill.domain.errors import ModelError
+from vectormill.domain.task import DENSE, SPARSE
 from vectormill.models.families import find_layout
 from vectormill.models.layouts import read_model_card
+from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
+from worker.batching.batch import OUTPUTS
 from worker.devices.device import CPU, Device, device_environment
 from worker.encoder.backends import load_encoder
 from worker.encoder.choice import PACKED, PADDED
 from worker.encoder.encoder import Encoder, EncoderOrder
+from worker.encoder.outputs import BITS, POOLED, RawOutputs, read_row
 from worker.parallel.shard import apply_tensor_parallel
 from worker.parallel.shard_encoder import load_shard
 from worker.placement.placement import Rank
@@ -65,6 +73,8 @@ MODELS = (
 # Of numbers for labels, which vary by more.
 MAX_LOGIT_ERROR = 1e-4
 DEVICE = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
+
+SMALL_SPLADE = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
 
 Answers = tuple[int, Path, list[Any]]
 
@@ -96,6 +106,10 @@ def save_models_of_two_ranks(directory: Path, wanted: set[str]) -> None:
             shutil.copytree(STRUCTBERT / "model", directory / name)
         else:
             write_classifier(directory / name, kind, vocab_size=SMALLEST_VOCABULARY)
+    if "bge-m3" in wanted:
+        write_random_embedder(SMALL, packaged_model(), directory / "bge-m3")
+    if "splade" in wanted:
+        write_masked_language_model(directory / "splade", "Bert", **SMALL_SPLADE)
     for name in wanted & EXTRACTING.keys():
         model = EXTRACTING[name]
         shutil.copytree(GOLDEN / model, directory / name)
@@ -190,6 +204,45 @@ def find_cosines(found: NDArray[np.float32], expected: NDArray[np.float32]) -> N
     norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
     cosines: NDArray[np.float32] = (found * expected).sum(axis=1) / norms
     return cosines
+
+
+@pytest.mark.parametrize("strategy", SHARED)
+@pytest.mark.parametrize("name", REPRESENTING)
+def test_a_shared_model_gives_the_outputs_and_passages_of_a_whole_one(
+    shared: Answers, name: str, strategy: str
+) -> None:
+    world_size, directory, answers = shared
+    if world_size > 2 and not (directory / name).exists():
+        pytest.skip("its layers are too few for four stages")
+    encoder, card = whole(directory, name), read_card(directory / name)
+    for place, batch in enumerate(read_batches(directory / name)):
+        expected = encoder.encode(batch)
+        found = join_answers(answers, f"{name}|{strategy}|padded|{place}")
+        assert len(found) == len(expected) == len(batch)
+        for number, asked in enumerate(batch.inputs[OUTPUTS].covered.tolist()):
+            rows = [rows.row(number) for rows in (found, expected)]
+            if asked & BITS[POOLED]:
+                size = 2 * 4 * card.dimension  # of the two passages
+                passages = [row[-size:].view(np.float32).reshape(2, -1) for row in rows]
+                assert find_cosines(*passages).min() >= 0.99999
+                rows = [row[:-size] for row in rows]
+            num_tokens = int(batch.lengths[number])
+            ours, theirs = (
+                read_row(row, (asked or BITS[DENSE]) & ~BITS[POOLED], num_tokens, card) for row in rows
+            )
+            assert not theirs.dense.size or find_cosines(ours.dense[None], theirs.dense[None]) >= 0.99999
+            np.testing.assert_allclose(ours.vectors, theirs.vectors, atol=2e-3)
+            np.testing.assert_allclose(weigh(ours, card), weigh(theirs, card), atol=1e-4)
+            assert not asked & BITS[SPARSE] or theirs.weights.max() > 0.01
+
+
+def weigh(outputs: RawOutputs, card: ModelCard) -> NDArray[np.float32]:
+    """Return the weights of tokens, or those of all words, of which some may be zero on one side only."""
+    if not len(outputs.words):
+        return outputs.weights
+    weights = np.zeros(card.sparse_dimensions, np.float32)
+    weights[outputs.words] = outputs.weights
+    return weights
 
 
 @pytest.mark.parametrize("strategy", [FULLY_SHARDED, PIPELINE])

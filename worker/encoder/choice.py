@@ -44,7 +44,8 @@ def choose_precision(wanted: str, device: Device, model_type: str = "") -> Choic
             "This processor has neither AVX512-BF16 nor AMX and would emulate bf16, many times slower. Use fp32."
         )
     if wanted == BF16 and device.kind == CUDA and not device.has_bf16:
-        raise ModelError(f"{device.description or device.name} would emulate bf16; use fp16.")
+        better = FP32 if overflows else FP16
+        raise ModelError(f"{device.description or device.name} would emulate bf16; use {better}.")
     if wanted == FP16 and device.kind == CPU:
         better = BF16 if device.has_bf16 else FP32
         raise ModelError(f"fp16 is not supported on CPUs, most of which would emulate it; use {better}.")

@@ -54,27 +54,25 @@ class WantedOutputs:
         rows: list[list[Bytes]] = [[] for _ in next(iter(self.wants.values()))]
         start = 0
         for name, wants in self.wants.items():
-            asking = np.flatnonzero(wants).tolist()
+            bounds = start + np.cumsum(self._list_sizes(name, card))
+            parts = np.split(content[start : bounds[-1]], bounds[:-1] - start)
+            start = int(bounds[-1])
             if name == DENSE:
-                size = 4 * card.dimension
-                parts = list(content[: size * len(rows)].reshape(len(rows), size)[wants])
-                start = size * len(rows)
+                parts = [part for part, is_wanted in zip(parts, wants, strict=True) if is_wanted]
             elif name == SPARSE and not weighs_tokens(card):
-                size = 4 * card.sparse_dimensions
-                weights = (
-                    content[start : start + size * len(asking)].view(np.float32).reshape(len(asking), -1)
-                )
-                parts = [_list_words(each) for each in weights]
-                start += size * len(asking)
-            else:
-                sizes = {SPARSE: 4, MULTI_VECTOR: 2 * card.token_dimensions, POOLED: 4 * card.dimension}
-                size = sizes[name]
-                bounds = start + size * np.concatenate(([0], np.cumsum(self.lengths[name])))
-                parts = np.split(content[start : bounds[-1]], bounds[1:-1] - start)
-                start = int(bounds[-1])
-            for row, part in zip(asking, parts, strict=True):
+                parts = [_list_words(part.view(np.float32)) for part in parts]
+            for row, part in zip(np.flatnonzero(wants), parts, strict=True):
                 rows[row].append(part)
         return Ragged.from_rows([np.concatenate(parts) for parts in rows], np.uint8)
+
+    def _list_sizes(self, name: str, card: ModelCard) -> NDArray[np.int64]:
+        """Return the bytes of an output of each sequence that has one in the outputs of a pass."""
+        if name == DENSE:
+            return np.full(len(self.wants[name]), 4 * card.dimension)
+        if name == SPARSE and not weighs_tokens(card):
+            return np.full(len(self.lengths[name]), 4 * card.sparse_dimensions)
+        sizes = {SPARSE: 4, MULTI_VECTOR: 2 * card.token_dimensions, POOLED: 4 * card.dimension}
+        return sizes[name] * self.lengths[name]
 
 
 def weighs_tokens(card: ModelCard) -> bool:

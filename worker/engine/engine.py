@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from vectormill.domain.encoding import LATE, EncodingSpec
 from vectormill.domain.errors import ModelError
-from vectormill.domain.task import DENSE
 from vectormill.jobs.bottleneck import COLLATE, COLLECT, RUN, TOKENIZE, WAIT
 from vectormill.jobs.chunk import TokenEstimate
 from vectormill.models.model_card import ModelCard
@@ -70,19 +69,6 @@ def make_canaries(task: WorkerTask) -> Batch:
     return Batch({name: Ragged.join([text[name] for text in texts]) for name in texts[0]})
 
 
-def without_heads(card: ModelCard) -> ModelCard:
-    """Return the card of a model that several devices share, which compute dense vectors alone.
-
-    Raise ModelError if it has none.
-    """
-    if DENSE not in card.outputs:
-        raise ModelError(
-            f"The model {card.name!r} computes {', '.join(card.outputs)}, which several devices cannot compute "
-            "together; use the strategy replicate."
-        )
-    return replace(card, outputs=(DENSE,), sparse_head=None, token_head=None)
-
-
 class Engine:
     """The encoding engine of one model on one device, or on several that share it.
 
@@ -102,8 +88,6 @@ class Engine:
         longest_text_tokens: int = 0,
         display: LoadingDisplay | None = None,
     ) -> None:
-        if sharing is not None:
-            card = without_heads(card)
         num_threads = settings.threads or device.num_threads
         self._card = card
         self._device = device
@@ -313,14 +297,13 @@ class Engine:
             )
         if not set(spec.outputs.split(",")) <= set(self._card.outputs):
             raise ModelError(
-                f"The job needs the outputs {spec.outputs}, but this worker computes only "
-                f"{', '.join(self._card.outputs)}, because several devices share the model. Start a worker that has it "
-                "on one device."
+                f"The job needs the outputs {spec.outputs}, but {self._card.name} computes only "
+                f"{', '.join(self._card.outputs)}."
             )
         if spec.long_texts == LATE and not (self._loaded is None or self._loaded.pools_passages):
             raise ModelError(
                 f"The job needs long_texts={LATE}, for which {self._loaded.backend.value} gives no states of tokens. "
-                "Start a worker with the backend torch and the model on one device."
+                "Start a worker with the backend torch."
             )
         if spec.task not in self._tasks:
             raise ModelError(

@@ -6,16 +6,20 @@ which sequences of a batch it gets.
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vectormill.domain.task import DENSE
+from vectormill.models.model_card import ModelCard
 from worker.batching.batch import TOKEN_INPUTS, Batch
 from worker.encoder.choice import AttentionShape
+from worker.encoder.outputs import POOLED, POOLED_BOUNDS, WantedOutputs, find_wanted
 from worker.encoder.padding import pad_batch
 from worker.model.masks import find_attention_mask
 from worker.model.network import find_pad_token_id
@@ -45,6 +49,8 @@ class Form(Protocol):
     If the transformer is sharded, all ranks must call it at once.
     """
 
+    modes: Sequence[str]
+
     @property
     @abstractmethod
     def attention(self) -> str:
@@ -68,6 +74,41 @@ class Form(Protocol):
     @abstractmethod
     def of_tokens(self, states: Tensor, tensors: Tensors) -> Tensor:
         """Return hidden states [tokens, hidden size] without padding, sequence after sequence."""
+
+
+def lay_out_outputs(form: Form, batch: Batch, card: ModelCard) -> tuple[Part, WantedOutputs | None]:
+    """Return the sequences as host arrays, with the places that heads read, and the outputs that are asked for."""
+    part = form.lay_out(batch)
+    wanted = find_wanted(batch, card, part.shape)
+    return (part if wanted is None else replace(part, arrays={**part.arrays, **wanted.places})), wanted
+
+
+def compute_outputs(
+    form: Form,
+    dense: nn.Module,
+    heads: nn.ModuleDict,
+    wanted: WantedOutputs | None,
+    states: Tensor,
+    tensors: Tensors,
+) -> Tensor:
+    """Return vectors [n, dim] of a part, or all wanted outputs as bytes, one after another.
+
+    `dense` follows the pooled states, and `heads` are those of further outputs by name.
+    """
+    if wanted is None:
+        vectors: Tensor = dense(form.pool(states, tensors)).float()
+        return vectors
+    flat = states.flatten(0, -2)
+    outputs = []
+    for name in wanted.wants:
+        if name == DENSE:
+            outputs.append(dense(form.pool(states, tensors)).float())
+        elif name == POOLED:
+            pooled = pool_packed_states(flat[tensors[name]], tensors[POOLED_BOUNDS].int(), None, form.modes)
+            outputs.append(dense(pooled).float())
+        else:
+            outputs.append(heads[name](flat[tensors[name]], wanted.lengths[name].tolist()))
+    return torch.cat([output.contiguous().view(torch.uint8).flatten() for output in outputs])
 
 
 ATTENTION_MASK = "attention_mask"

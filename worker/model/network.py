@@ -71,8 +71,7 @@ class EncoderNetwork(nn.Module):
         super().__init__()
         whole = load_transformer(card, dtype, on_read)
         self.transformer: nn.Module = whole.base_model if weighs_words(card) else whole
-        layers = () if card.token_head is None else card.token_head.dense
-        self.heads = load_heads(card, whole, dtype, [Dense(card.path, layer) for layer in layers])
+        self.heads = load_output_heads(card, whole, dtype)
         # Dense modules process one vector per sequence: fp32 costs nothing there, while bf16 would add a
         # noticeable error.
         self.dense = load_dense(card)
@@ -105,6 +104,12 @@ def load_dense(card: ModelCard) -> nn.Module:
     if card.classifier is not None:
         return load_head(card)
     return nn.Sequential(*(Dense(card.path, layer) for layer in card.dense))
+
+
+def load_output_heads(card: ModelCard, whole: nn.Module, dtype: torch.dtype) -> nn.ModuleDict:
+    """Load the heads of outputs besides the dense vector; `whole` is the model itself, if it weighs words."""
+    layers = () if card.token_head is None else card.token_head.dense
+    return load_heads(card, whole, dtype, [Dense(card.path, layer) for layer in layers])
 
 
 def list_token_inputs(transformer: nn.Module) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from vectormill.domain.errors import ModelError
-from vectormill.domain.task import DENSE
 from vectormill.models.families import find_family
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
@@ -29,10 +28,10 @@ from worker.encoder.choice import (
     read_attention_shape,
 )
 from worker.encoder.encoder import AUTO, Choice, Deferred, Encoder, EncoderOrder, ForwardPass
-from worker.encoder.outputs import POOLED, POOLED_BOUNDS, WantedOutputs, find_wanted
+from worker.encoder.outputs import WantedOutputs
 from worker.encoder.switches import SwitchChoice, SwitchFacts, choose_switches, is_package_installed
 from worker.model.cuda_pass import Compute, CudaPass, LayOut
-from worker.model.forms import Form, PackedForm, PaddedForm, Part, Tensors
+from worker.model.forms import Form, PackedForm, PaddedForm, Part, compute_outputs, lay_out_outputs
 from worker.model.network import EncoderNetwork, check_tokenizer, count_weight_bytes, list_token_inputs
 from worker.model.packed import (
     EXACT,
@@ -42,7 +41,6 @@ from worker.model.packed import (
     compute_probes,
     pack_network,
 )
-from worker.model.pooling import pool_packed_states
 from worker.model.switching import SwitchNotReverted, apply_switches
 from worker.model.weights import apply_quantization
 
@@ -93,12 +91,8 @@ class TorchEncoder(Encoder):
         )
 
     def prepare(self, batch: Batch) -> ForwardPass:
-        part = self._form.lay_out(batch)
-        wanted = find_wanted(batch, self._card, part.shape)
-        lay_out: LayOut = Ragged.from_matrix
-        if wanted is not None:
-            part = replace(part, arrays={**part.arrays, **wanted.places})
-            lay_out = partial(wanted.lay_out, self._card)
+        part, wanted = lay_out_outputs(self._form, batch, self._card)
+        lay_out: LayOut = Ragged.from_matrix if wanted is None else partial(wanted.lay_out, self._card)
         compute = partial(self._compute, part, wanted)
         if self._stream is not None:
             return CudaPass(list(part.arrays.values()), compute, self._device, self._stream, lay_out=lay_out)
@@ -106,30 +100,10 @@ class TorchEncoder(Encoder):
         return Deferred(partial(_compute_here, compute, tensors, lay_out))
 
     def _compute(self, part: Part, wanted: WantedOutputs | None, *arrays: Tensor) -> Tensor:
-        """Return vectors [n, dim] of a part, or all wanted outputs as bytes, one after another.
-
-        `arrays` are the part's arrays on the device.
-        """
+        """Return the results of a part whose arrays on the device are `arrays`."""
         tensors = dict(zip(part.arrays, arrays, strict=True))
         states = self._form.run(part, tensors, None)
-        if wanted is None:
-            return self._pool(states, tensors)
-        flat = states.flatten(0, -2)
-        outputs = []
-        for name in wanted.wants:
-            if name == DENSE:
-                outputs.append(self._pool(states, tensors))
-            elif name == POOLED:
-                bounds = tensors[POOLED_BOUNDS].int()
-                pooled = pool_packed_states(flat[tensors[name]], bounds, None, self._network.modes)
-                outputs.append(self._network.dense(pooled).float())
-            else:
-                outputs.append(self._network.heads[name](flat[tensors[name]], wanted.lengths[name].tolist()))
-        return torch.cat([output.contiguous().view(torch.uint8).flatten() for output in outputs])
-
-    def _pool(self, states: Tensor, tensors: Tensors) -> Tensor:
-        vectors: Tensor = self._network.dense(self._form.pool(states, tensors))
-        return vectors.float()
+        return compute_outputs(self._form, self._network.dense, self._network.heads, wanted, states, tensors)
 
     def _load(
         self, order: EncoderOrder, precision: Choice

@@ -31,12 +31,20 @@ from worker.encoder.choice import (
     read_attention_shape,
 )
 from worker.encoder.encoder import AUTO, Choice, Deferred, Encoder, EncoderOrder, ForwardPass
+from worker.encoder.outputs import WantedOutputs
 from worker.encoder.reproducible import ReproducibleEncoder, refuse_irreproducible
 from worker.encoder.switches import SwitchChoice, parse_switches
 from worker.model.classifiers import check_published
-from worker.model.cuda_pass import Compute, CudaPass, copy_inputs
-from worker.model.forms import Form, PackedForm, PaddedForm, Part
-from worker.model.network import check_tokenizer, list_token_inputs, load_dense
+from worker.model.cuda_pass import Compute, CudaPass, LayOut, copy_inputs
+from worker.model.forms import Form, PackedForm, PaddedForm, Part, compute_outputs, lay_out_outputs
+from worker.model.network import (
+    check_tokenizer,
+    list_token_inputs,
+    load_dense,
+    load_output_heads,
+    load_transformer,
+    weighs_words,
+)
 from worker.model.packed import (
     EXACT,
     VARLEN,
@@ -69,7 +77,8 @@ class ShardEncoder(Encoder):
         if rank.is_first:
             check_tokenizer(order.card)
         check_published(order.card)
-        self._transformer = build_skeleton(order.card, DTYPES[find_arithmetic(precision.value, order.device)])
+        dtype = DTYPES[find_arithmetic(precision.value, order.device)]
+        self._transformer = build_skeleton(order.card, dtype)
         config = self._transformer.config
         self._shard = LoadedShard(
             order,
@@ -82,6 +91,11 @@ class ShardEncoder(Encoder):
         self._device = self._shard.device
         self._dense: nn.Module = load_dense(order.card) if self._shard.answers else nn.Identity()
         self._dense.to(self._device).eval()
+        self._heads = nn.ModuleDict()
+        if self._shard.answers:
+            # The head of a language model is tied to the vocabulary, so that the whole model is read for a moment.
+            whole = load_transformer(order.card, dtype) if weighs_words(order.card) else nn.Identity()
+            self._heads = load_output_heads(order.card, whole, dtype).to(self._device).eval()
         self._form, attention = self._load_form(order, precision)
         logger.info("%s uses %s attention on rank %d", order.card.name, self._form.attention, rank.number)
         notes = [
@@ -104,17 +118,21 @@ class ShardEncoder(Encoder):
             is_packed=attention.value == PACKED,
             is_queued=self._stream is not None and find_family(str(config.model_type)).never_waits,
             num_stages=self._shard.num_stages,
+            pools_passages=True,
         )
 
     def prepare(self, batch: Batch) -> ForwardPass:
         """Prepare a batch while another is computed, without communicating with other ranks."""
-        own, has_vectors = self._shard.choose_part(batch, pads=not self._report.is_packed)
-        part = self._form.lay_out(own)
+        own, has_results = self._shard.choose_part(batch, pads=not self._report.is_packed)
+        part, wanted = lay_out_outputs(self._form, own, self._card)
         arrays = list(part.arrays.values())
-        compute = partial(self._compute, part, has_vectors)
+        compute = partial(self._compute, part, wanted, has_results)
+        lay_out: LayOut = Ragged.from_matrix
+        if wanted is not None:
+            lay_out = partial(wanted.lay_out, self._card) if has_results else _lay_out_nothing
         if self._stream is not None:
-            return CudaPass(arrays, compute, self._device, self._stream, torch.no_grad)
-        return Deferred(partial(self._compute_here, arrays, compute))
+            return CudaPass(arrays, compute, self._device, self._stream, torch.no_grad, lay_out)
+        return Deferred(partial(self._compute_here, arrays, compute, lay_out))
 
     def _load_form(self, order: EncoderOrder, precision: Choice) -> tuple[Form, Choice]:
         """Return the packed form if all ranks can run it and it agrees with padding, else the padded form.
@@ -127,7 +145,7 @@ class ShardEncoder(Encoder):
         )
         attention = choose_attention(order.attention, shape, order.device, precision.value)
         token_inputs = list_token_inputs(transformer) if self._shard.reads_tokens else ()
-        padded = PaddedForm(transformer, token_inputs, self._card.pooling)
+        padded = PaddedForm(transformer, token_inputs, self._card.pooling, find_unattended(self._card))
         if objection := ask_all(rank, attention.reason if attention.value == PADDED else ""):
             return padded, Choice(PADDED, objection)
         name, kernel = (VARLEN, varlen_kernel) if order.device.kind == CUDA else (EXACT, exact_kernel)
@@ -153,16 +171,20 @@ class ShardEncoder(Encoder):
     def take_waited_seconds(self) -> float:
         return self._shard.take_waited_seconds()
 
-    def _compute(self, part: Part, has_vectors: bool, *arrays: Tensor) -> Tensor:
-        """Return vectors [n, dim] of the part with these arrays; none if other ranks return them."""
+    def _compute(
+        self, part: Part, wanted: WantedOutputs | None, has_results: bool, *arrays: Tensor
+    ) -> Tensor:
+        """Return the results of the part with these arrays; none if other ranks return them."""
         tensors = dict(zip(part.arrays, arrays, strict=True))
 
         def run(received: Tensor | None) -> Tensor:
             states = self._form.run(part, tensors, received)
-            return self._dense(self._form.pool(states, tensors)) if has_vectors else states
+            if not has_results:
+                return states
+            return compute_outputs(self._form, self._dense, self._heads, wanted, states, tensors)
 
-        vectors = self._shard.run_part(part.shape, run)
-        return vectors.float() if has_vectors else torch.empty((0, self._card.dimension))
+        results: Tensor = self._shard.run_part(part.shape, run)
+        return results if has_results else torch.empty((0, self._card.dimension))
 
     def _compute_probe(self, form: Form, probe: Batch) -> Tensor:
         """Return the hidden states [tokens, hidden size] of all tokens, on each rank that holds them."""
@@ -178,11 +200,18 @@ class ShardEncoder(Encoder):
             self._shard.run_part(part.shape, run)
         return form.of_tokens(made[0], tensors)
 
-    def _compute_here(self, arrays: Sequence[NDArray[np.int64]], compute: Compute) -> Ragged:
+    def _compute_here(
+        self, arrays: Sequence[NDArray[np.int64]], compute: Compute, lay_out: LayOut = Ragged.from_matrix
+    ) -> Ragged:
         """Compute when the results are requested, as on a CPU."""
         # Not inference_mode: the buffers that fully_shard gathers into were made outside of it.
         with torch.no_grad():
-            return Ragged.from_matrix(compute(*copy_inputs(arrays, self._device)).cpu().numpy())
+            return lay_out(compute(*copy_inputs(arrays, self._device)).cpu().numpy())
+
+
+def _lay_out_nothing(_: NDArray[np.float32]) -> Ragged:
+    """Return no rows of bytes, for a rank whose results others return."""
+    return Ragged.from_rows([], np.uint8)
 
 
 def load_shard(order: EncoderOrder) -> Encoder:

@@ -10,13 +10,12 @@ import pytest
 
 from benchmarks.random_embedder import SMALL, write_random_embedder
 from tests.models import TEXTS, packaged_model, read_card
-from vectormill.domain.errors import ModelError
 from vectormill.models.registry import EncodingOptions, make_spec
 from vectormill.ragged import Ragged
 from vectormill.vectors.representations import Representations, unpack
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
-from worker.engine.engine import Engine, without_heads
+from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest, EncodeResult
 from worker.settings import WorkerSettings
 
@@ -71,14 +70,3 @@ def test_a_text_that_fails_has_an_empty_row(engine: Engine) -> None:
     assert list(found.failures) == [1]
     assert found.results.lengths.tolist()[1] == 0
     assert len(unpack(found.results.row(2).tobytes()).vectors) == 3
-
-
-def test_several_devices_compute_dense_vectors_alone(engine: Engine) -> None:
-    card = without_heads(engine._card)
-    assert (card.outputs, card.sparse_head, card.token_head) == (("dense",), None, None)
-    shared = Engine.__new__(Engine)
-    shared._card, shared._tasks = card, {"embed": object()}  # type: ignore[dict-item]
-    with pytest.raises(
-        ModelError, match="outputs sparse, but this worker computes only dense, because several"
-    ):
-        shared._find_task(make_spec(engine._card, EncodingOptions(outputs="sparse")))

@@ -24,6 +24,7 @@ from worker.encoder.backends import BACKENDS, Backend, list_backends
 from worker.encoder.choice import (
     AttentionShape,
     choose_attention,
+    choose_extraction_precision,
     choose_precision,
     find_arithmetic,
     read_attention_shape,
@@ -227,6 +228,9 @@ def test_a_family_that_overflows_fp16_never_computes_in_it() -> None:
     for wanted in ("fp16", "int8"):
         with pytest.raises(ModelError, match=r"gemma2 are too large for fp16.*use fp32"):
             choose_precision(wanted, OLD_GPU, "gemma2")
+    with pytest.raises(ModelError, match="would emulate bf16; use fp32"):
+        choose_precision("bf16", OLD_GPU, "gemma2")
+    assert {choose_extraction_precision(wanted, OLD_GPU).value for wanted in (AUTO, "fp32")} == {"fp32"}
 
 
 def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
