@@ -7,7 +7,7 @@ nothing. tests/contract/test_footprint_agrees.py compares the prediction with wh
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from vectormill.models.families import find_family
@@ -48,7 +48,7 @@ NORM_STATES: Final = 3
 # each relative position as int64; and masks. Measured on a CPU.
 RELATIVE_SCORES: Final = 3
 RELATIVE_PLACE_BYTES: Final = 8
-RELATIVE_MASK_BYTES: Final = 5
+RELATIVE_MASK_BYTES: Final = 8
 # The embeddings of relative positions, projected as queries and as keys, exist once per sequence.
 RELATIVE_PROJECTIONS: Final = 2
 # An extractor projects them once, when it is loaded, and computes as many heads at a time as fit into this
@@ -64,13 +64,11 @@ HALF_BYTES: Final = 2  # of a vector of a token
 # The logits of words that a sparse head computes at a time (worker.model.heads), and weighs in fp32.
 WORD_LOGITS: Final = 1 << 24
 
-# The layers that full sharding has whole at a time: the one that is computed, and of the next one its gathered
-# parts and what they are copied to. Of the embeddings it has the parts and the copy. Source: FSDP's
-# `foreach_all_gather_copy_out`.
+# The layers that full sharding has whole at a time: the one that is computed, the gathered parts that it was copied
+# from, and those of the next one. Of the embeddings it has the copy and the parts, before any layer. Source:
+# FSDPParamGroup.wait_for_unshard of torch.
 GATHERED_LAYERS: Final = 3
 GATHERED_EMBEDDINGS: Final = 2
-# The hidden states that a stage holds besides those of its own batch: the waiting ones and those being sent.
-WAITING_STATES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +104,14 @@ class Moment:
     """The bytes that are alive at one moment of a layer.
 
     They grow with the tokens of a batch, with the pairs of tokens of each of its sequences, with the pairs of the
-    longest sequence, and with the number of sequences.
+    longest sequence, and with the number of sequences; `fixed` is what any batch takes.
     """
 
     per_token: int
     per_pair: int = 0
     per_longest_pair: int = 0
     per_sequence: int = 0
+    fixed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +163,7 @@ class Footprint:
             + pairs * each.per_pair
             + length * length * each.per_longest_pair
             + num_sequences * each.per_sequence
+            + each.fixed
             for each in self.moments
         )
         beside = max(0, bias - tokens * self.spare_bytes_per_token)
@@ -177,7 +177,7 @@ class Footprint:
         """
         left = free_bytes - self.fixed_bytes - self.bias_bytes
         fitting = (
-            (left - length * length * each.per_longest_pair)
+            (left - each.fixed - length * length * each.per_longest_pair)
             // (
                 length * (each.per_token + length * each.per_pair)
                 + each.per_sequence
@@ -210,7 +210,8 @@ class Weights:
 
     `common_bytes` are embeddings that every layer reads, of relative positions. `made_bytes` are made for each layer
     at load and shrink with no share. `key_bytes` are the matrices that make keys and values of `num_key_heads`, of
-    which each rank has one whole head at least.
+    which each rank has one whole head at least; `vector_bytes` are the norms and biases of layers, most of which
+    tensor parallelism leaves whole.
     """
 
     embedding_bytes: int
@@ -220,6 +221,7 @@ class Weights:
     made_bytes: int = 0
     key_bytes: int = 0
     num_key_heads: int = 1
+    vector_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -236,30 +238,29 @@ class Weights:
         made = len(self.layer_bytes) * self.made_bytes
         whole, copies = made, 0
         if share.strategy == TENSOR:
-            whole += self.embedding_bytes + self.common_bytes + self.other_bytes
+            whole += self.embedding_bytes + self.common_bytes + self.other_bytes + self.vector_bytes
             copies = self.key_bytes * max(0, share.num_ranks // self.num_key_heads - 1)
         return whole + -(-(self.total_bytes - whole + copies) // share.num_ranks)
 
-    def gathered_by(self, share: Share) -> int:
-        """Return what one device has of the others' weights during a pass."""
+    def gathered_by(self, share: Share) -> tuple[int, int]:
+        """Return what one device has of the others' weights during the layers, and during the look-up before them."""
         if share.strategy != FULLY_SHARDED:
-            return 0
-        return max(
-            GATHERED_LAYERS * max(self.layer_bytes, default=0),
-            GATHERED_EMBEDDINGS * (self.embedding_bytes + self.common_bytes),
-        )
+            return 0, 0
+        layers = GATHERED_LAYERS * max(self.layer_bytes, default=0)
+        return layers, GATHERED_EMBEDDINGS * (self.embedding_bytes + self.common_bytes)
 
 
 def count_weights(shape: ModelShape, precision: str, value_bytes: int) -> Weights:
     """Return the bytes of the weights in `precision`; uncompressed values have `value_bytes`."""
     layers: dict[int, int] = {}
-    embedding_bytes = other_bytes = common_bytes = key_bytes = 0
+    embedding_bytes = other_bytes = common_bytes = key_bytes = vector_bytes = 0
     layout = find_family(shape.model_type).layout
     key_columns = () if layout is None else layout.key_columns
     for tensor in shape.tensors:
         num_bytes = _tensor_bytes(tensor, precision, value_bytes)
         if tensor.layer is not None:
             layers[tensor.layer] = layers.get(tensor.layer, 0) + num_bytes
+            vector_bytes += num_bytes * (len(tensor.shape) == 1)
             key_bytes += num_bytes * any(f"{path}." in tensor.name for path in key_columns)
         elif "rel_embeddings" in tensor.name:
             common_bytes += num_bytes
@@ -276,6 +277,7 @@ def count_weights(shape: ModelShape, precision: str, value_bytes: int) -> Weight
         made,
         key_bytes,
         max(1, shape.num_key_value_heads),
+        vector_bytes,
     )
 
 
@@ -305,17 +307,23 @@ def make_footprint(
     value_bytes = int(VALUE_BYTES[arithmetic])
     weights = count_weights(shape, precision, value_bytes)
     positions = 0 if shape.is_extractor else _count_positions(shape) * value_bytes
+    in_layers, in_look_up = weights.gathered_by(share)
     num_communicators = 0
     if kind == CUDA and share.num_ranks > 1:  # a stage has one with each neighbour
         num_communicators = 2 - share.is_first - share.is_last if share.strategy == PIPELINE else 1
     return Footprint(
         weight_bytes=weights.of_share(share),
-        moments=tuple(_list_moments(shape, attention, value_bytes, share, results)),
+        moments=(
+            *(
+                replace(moment, fixed=in_layers)
+                for moment in _list_layer_moments(shape, attention, value_bytes, share)
+            ),
+            Moment(TOKEN_BYTES + 2 * shape.hidden_size * value_bytes, fixed=in_look_up),
+            _find_last_moment(shape, value_bytes, share, results),
+        ),
         bytes_per_sequence=positions + FLOAT_BYTES * shape.hidden_size,
         fixed_bytes=SCRATCH_BYTES
         + num_communicators * COMMUNICATOR_BYTES
-        + weights.gathered_by(share)
-        + results.fixed * share.is_last
         + _count_restored(shape, precision, value_bytes, share),
         **(_count_bias(shape, value_bytes, bias_bytes) if shape.is_extractor else {}),
     )
@@ -335,10 +343,10 @@ def _count_restored(shape: ModelShape, precision: str, value_bytes: int, share: 
     return part * (FLOAT_BYTES + (value_bytes if value_bytes < FLOAT_BYTES else 0))
 
 
-def _list_moments(
-    shape: ModelShape, attention: str, value_bytes: int, share: Share, results: Results
+def _list_layer_moments(
+    shape: ModelShape, attention: str, value_bytes: int, share: Share
 ) -> Iterator[Moment]:
-    """Yield the moments that may be the widest: a layer's feed-forward block, attention and norm, and results.
+    """Yield the moments of a layer that may be its widest: the feed-forward block, attention and norm.
 
     Besides a layer's own tensors, its input is alive, which its caller holds, and so are the embeddings. The
     feed-forward block adds the intermediate values before and after the activation function (with a gate: both
@@ -352,11 +360,11 @@ def _list_moments(
     intermediate = -(-shape.intermediate_size // ranks)
     least_wide = family.num_wide or ((4 if shape.has_joined_gate else 3) if shape.is_gated else 2)
     wide = max(least_wide, (2 if shape.has_joined_gate else 1) + ACTIVATION_RESULTS.get(shape.activation, 1))
-    states = family.num_states
+    states = family.num_states + (share.strategy == TENSOR)  # ranks add up their states in a copy
     rotary = 2 * family.num_rotary * shape.head_size
-    kept = TOKEN_BYTES + value_bytes * rotary
-    if share.strategy == PIPELINE:
-        kept += WAITING_STATES * shape.hidden_size * value_bytes
+    # The states that a stage waits for, and those that are on their way to the next one.
+    num_passing = 2 - share.is_first - share.is_last
+    kept = TOKEN_BYTES + value_bytes * (rotary + num_passing * shape.hidden_size)
     masks, scores = _count_masks(shape, attention, value_bytes, ranks)
     if shape.num_relative_positions and not shape.is_extractor:
         # transformers keeps the output of every layer of a DeBERTa.
@@ -382,9 +390,13 @@ def _list_moments(
         in_norm = (states - 1) * value_bytes + NORM_STATES * FLOAT_BYTES
         yield Moment(kept + in_norm * shape.hidden_size, masks.per_pair, masks.per_longest_pair)
 
-    if share.is_last:  # the last states, of 16 bits and as numbers of 32, and what is made of them
-        pooled = (value_bytes + 2 * FLOAT_BYTES) * shape.hidden_size + results.per_token
-        yield Moment(kept + pooled, per_sequence=results.per_sequence)
+
+def _find_last_moment(shape: ModelShape, value_bytes: int, share: Share, results: Results) -> Moment:
+    """Return the moment behind the layers: the last states as they are and in fp32, and the results."""
+    if not share.is_last:
+        return Moment(TOKEN_BYTES)
+    pooled = (value_bytes + 2 * FLOAT_BYTES) * shape.hidden_size + results.per_token
+    return Moment(TOKEN_BYTES + pooled, per_sequence=results.per_sequence, fixed=results.fixed)
 
 
 def _count_masks(shape: ModelShape, attention: str, value_bytes: int, ranks: int) -> tuple[Moment, Moment]:

@@ -292,9 +292,8 @@ class ReplicaBuilder:
         else:
             longest = need.longest_text(room.capacity_bytes - need.weight_bytes, self.max_tokens)
             taken = need.weight_bytes / room.capacity_bytes
-            what = (
-                f"{weights} take {taken:.0%} of {room.name} and leave room for a text of {longest:,} tokens"
-            )
+            left = f"room for a text of {longest:,} tokens" if longest else "no room for a text"
+            what = f"{weights} take {taken:.0%} of {room.name} and leave {left}"
         each = " on each device" if len(rooms) > 1 else ""
         return DoesNotFit(
             f"{what}; a text of {self.max_tokens:,} tokens needs {format_gib(missing[place])} more{each}",
