@@ -413,8 +413,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "parts of one GPU share a model",
-        "worker/placement/replicas.py",
-        "if parts := find_parts_of_one_card(rooms):",
+        "worker/placement/obstacles.py",
+        "if parts := find_parts_of_one_card(devices):",
         "if parts := []:",
     ),
     Mutant(

@@ -21,6 +21,8 @@ UNFORESEEN: Final = sys.maxsize  # the bound by free memory where the need of a 
 # Fixed costs are milliseconds, so they do not matter in a batch that takes this long. A larger one would only
 # delay others.
 LONG_BATCH_SECONDS: Final = 0.1
+# A query waits for the batches before it, so one should not take longer than this.
+LONGEST_BATCH_SECONDS: Final = 1.0
 # The number of full batches in a row that took less, before the size is doubled. The first of a size may take
 # long to prepare.
 NUM_SHORT_BATCHES: Final = 8
@@ -39,13 +41,15 @@ class BudgetRules:
 
     `is_tuned` is False if a user gave the size, which then never grows. The watermarks are shares of the
     device's memory: above the high one tuned budgets shrink, and above the low one no budget grows whose need
-    of memory is not foreseen.
+    of memory is not foreseen. Batches that take too long shrink, but not below `least_tokens`, with which a device
+    reaches most of its rate.
     """
 
     start_tokens: int
     is_tuned: bool = True
     high_watermark: float = 0.8
     low_watermark: float = 0.5
+    least_tokens: int = LARGEST_TOKENS
 
 
 @dataclass(slots=True)
@@ -168,7 +172,12 @@ class TokenBudget:
         return min(fits, found.ceiling_tokens) if found.ceiling_tokens is not None else fits
 
     def _grow(self, found: _Class, seconds: float) -> None:
-        """Double the size after enough short full batches in a row, if memory and the limits allow it."""
+        """Double the size after enough short full batches in a row, if memory and the limits allow it.
+
+        Halve it after a batch that took too long.
+        """
+        if self.rules.is_tuned and seconds > LONGEST_BATCH_SECONDS:
+            found.size = max(found.size // 2, min(found.size, self.rules.least_tokens))
         found.num_short = found.num_short + 1 if seconds < LONG_BATCH_SECONDS else 0
         largest = min(LARGEST_TOKENS, self._ceiling(found, found.longest_cost))
         is_foreseen = self.largest_batch_tokens(found.longest_cost) < UNFORESEEN

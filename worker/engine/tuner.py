@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 # memory of the largest batch tried for a while, once for each of its streams.
 CPU_BATCH_TOKENS: Final = 1024
 ACCELERATOR_BATCH_TOKENS: Final = 32768
+# By the planner's rates (worker.placement.replicas) a GPU reaches nine tenths of its rate with so many.
+LEAST_ACCELERATOR_TOKENS: Final = 8192
 # Full batches that are kept in flight for each batch that the device works at: four that it computes or that
 # wait for it, and as many in chunks that are being dispatched, claimed, tokenized or committed.
 BATCHES_IN_FLIGHT: Final = 8
@@ -75,6 +77,7 @@ class Tuner:
                 is_tuned=settings.max_batch_tokens is None,
                 high_watermark=settings.memory_high_watermark,
                 low_watermark=settings.memory_low_watermark,
+                least_tokens=start_tokens if device.kind == CPU else LEAST_ACCELERATOR_TOKENS,
             )
         )
         self._cost = BatchCost()

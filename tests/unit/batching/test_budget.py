@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from worker.batching.budget import (
     LENGTH_CLASSES,
     LONG_BATCH_SECONDS,
+    LONGEST_BATCH_SECONDS,
     UNFORESEEN,
     BudgetRules,
     TokenBudget,
@@ -66,6 +67,16 @@ def test_the_budget_grows_until_a_batch_takes_a_tenth_of_a_second(device: Device
     assert sizes[-1] == size // 32 * 32
     assert len(set(sizes[-800:])) == 1, "it has come to rest"
     assert size == 1 << 20 or device(size) > LONG_BATCH_SECONDS * 0.9
+
+
+@given(st.floats(500, 1e6), st.sampled_from([1024, 8192, 1 << 20]))
+def test_batches_take_no_longer_than_a_second_unless_a_device_needs_their_tokens(
+    rate: float, least_tokens: int
+) -> None:
+    sizes = run(make_budget(32_768, least_tokens=least_tokens), saturating(100, rate), batches=100)
+    assert saturating(100, rate)(sizes[-1]) <= LONGEST_BATCH_SECONDS or sizes[-1] <= least_tokens
+    longest = saturating(100, rate)(32_768)
+    assert sizes[-1] >= 32_768 or (longest > LONGEST_BATCH_SECONDS and sizes[-1] >= least_tokens)
 
 
 def test_noise_moves_the_size_by_one_doubling_at_most() -> None:

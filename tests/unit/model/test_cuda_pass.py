@@ -5,8 +5,6 @@ import torch
 
 from worker.encoder.encoder import DeviceLost
 from worker.model.cuda_pass import losing_device
-from worker.parallel import shard_encoder
-from worker.parallel.shard_encoder import ShardEncoder
 
 ILLEGAL_ACCESS = torch.AcceleratorError(
     "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might"
@@ -39,19 +37,3 @@ def test_the_device_is_lost_when_the_error_stays(
     assert type(caught.value) is expected
     if expected is DeviceLost:
         assert str(caught.value) == str(error).splitlines()[0]
-
-
-def test_a_shard_whose_gpu_is_lost_says_so_instead_of_failing_every_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """All ranks fail alike then, which would be taken for a batch that none of them can encode."""
-
-    def fail(*_: object) -> None:
-        raise ILLEGAL_ACCESS
-
-    shard = ShardEncoder.__new__(ShardEncoder)
-    shard._device = torch.device("cuda:0")
-    monkeypatch.setattr(shard_encoder, "copy_inputs", fail)
-    monkeypatch.setattr(torch.cuda, "synchronize", fail)
-    with pytest.raises(DeviceLost):
-        shard._compute_here([], fail)
