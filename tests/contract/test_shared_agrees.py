@@ -35,10 +35,7 @@ from tests.contract.ranks import run_ranks
 from tests.models import packaged_model
 from tests.representations import write_masked_language_model
 from tests.rexuninlu import GOLDEN, describe, list_sequences, read_records, summarize
-from vectormill.domain.errors import ModelError
 from vectormill.domain.task import DENSE, SPARSE
-from vectormill.models.families import find_layout
-from vectormill.models.layouts import read_model_card
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
 from worker.batching.batch import OUTPUTS
@@ -47,9 +44,6 @@ from worker.encoder.backends import load_encoder
 from worker.encoder.choice import PACKED, PADDED
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.encoder.outputs import BITS, POOLED, RawOutputs, read_row
-from worker.parallel.shard import apply_tensor_parallel
-from worker.parallel.shard_encoder import load_shard
-from worker.placement.placement import Rank
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, SHARED, TENSOR
 from worker.runner.starter import LOOPBACK
 
@@ -182,24 +176,6 @@ def test_ranks_that_outnumber_the_key_heads_have_the_one_that_their_queries_need
     test_a_rank_of_a_tensor_parallel_model_reads_its_part_of_every_layer((4, tmp_path, answers), "qwen3")
 
 
-def test_numbers_of_ranks_that_divide_no_heads_are_refused_with_those_that_do() -> None:
-    class Ranks:
-        def __init__(self, count: int) -> None:
-            self._count = count
-
-        def size(self) -> int:
-            return self._count
-
-    sizes = {"num_attention_heads": 12, "num_key_value_heads": 4, "intermediate_size": 96}
-    transformer = make_transformer("qwen2", hidden_size=48, **sizes)
-    for count in (3, 5, 6, 8):
-        with pytest.raises(
-            ModelError,
-            match=rf"12 attention heads, 4 key heads .* among {count} devices; possible numbers are 1, 2, 4, 12\.",
-        ):
-            apply_tensor_parallel(transformer, find_layout("qwen2"), Ranks(count))
-
-
 def find_cosines(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float32]:
     norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
     cosines: NDArray[np.float32] = (found * expected).sum(axis=1) / norms
@@ -302,22 +278,3 @@ def test_a_rank_of_a_tensor_parallel_model_reads_its_part_of_every_layer(shared:
     saved = sum(matrices.values())
     for number in range(world_size):
         assert int(answers[number][f"{name}|{TENSOR}|bytes"]) <= whole_bytes - saved
-
-
-def test_deberta_says_why_its_layers_cannot_be_cut() -> None:
-    class TwoRanks:
-        def size(self) -> int:
-            return 2
-
-    transformer = make_transformer("deberta-v2")
-    with pytest.raises(ModelError, match=r"relative positions.*use pipeline or fully_sharded"):
-        apply_tensor_parallel(transformer, find_layout("deberta-v2"), TwoRanks())
-
-
-def test_an_extraction_says_so_before_it_meets_other_ranks(tmp_path: Path) -> None:
-    rank = Rank(0, 2, TENSOR, (3,), tmp_path / "meeting_point", 60.0)
-    order = EncoderOrder(
-        read_model_card("rexuninlu", GOLDEN / "model"), DEVICE, "torch", "fp32", 1, tmp_path, rank=rank
-    )
-    with pytest.raises(ModelError, match=r"relative positions.*use pipeline or fully_sharded"):
-        load_shard(order)

@@ -18,7 +18,6 @@ from worker.batching.batch import OUTPUTS, Batch
 from worker.batching.cost import LengthBuckets, count_tile_rows
 from worker.devices.device import CPU
 from worker.encoder.encoder import Encoder, EncoderOrder, EncoderReport, ForwardPass
-from worker.placement.strategies import FULLY_SHARDED
 
 # The size of a tile. A smaller one wastes less where few texts are of one length, a larger one computes faster
 # (docs/LOG.md). The pool of waiting sequences fills them.
@@ -132,8 +131,6 @@ def refuse_irreproducible(order: EncoderOrder) -> None:
     obstacle = ""
     if order.card.is_extractor:
         obstacle = "extraction is not computed in tiles of one shape"
-    elif order.rank is not None and order.rank.strategy == FULLY_SHARDED:
-        obstacle = "with the strategy fully_sharded several devices compute parts of each tile"
     elif order.device.kind != CPU:
         obstacle = f"{order.device.name} is not a processor, and its kernels were not compared"
     if obstacle:

@@ -37,6 +37,7 @@ from worker.engine.request_queue import QUERY_PLACES, Admission, RequestQueue, T
 from worker.engine.reuse import Digests, VectorReuse
 from worker.engine.tuner import Tuner, find_batch_cost
 from worker.loading import LoadingDisplay
+from worker.placement.obstacles import find_obstacle
 from worker.runner.memory import MemoryReport
 from worker.runner.starter import RunnerStarter, Sharing
 from worker.settings import WorkerSettings
@@ -69,6 +70,21 @@ def make_canaries(task: WorkerTask) -> Batch:
     return Batch({name: Ragged.join([text[name] for text in texts]) for name in texts[0]})
 
 
+def refuse_sharing(card: ModelCard, sharing: Sharing, settings: WorkerSettings) -> None:
+    """Raise ModelError if these devices cannot share the model, as the plan would have said."""
+    strategy = sharing.replica.strategy
+    obstacle = find_obstacle(
+        card,
+        strategy,
+        sharing.devices,
+        precision=settings.precision,
+        backend=settings.backend,
+        is_reproducible=settings.reproducible,
+    )
+    if obstacle:
+        raise ModelError(f"The model {card.name!r} cannot run with the strategy {strategy}: {obstacle}.")
+
+
 class Engine:
     """The encoding engine of one model on one device, or on several that share it.
 
@@ -88,6 +104,8 @@ class Engine:
         longest_text_tokens: int = 0,
         display: LoadingDisplay | None = None,
     ) -> None:
+        if sharing is not None:
+            refuse_sharing(card, sharing, settings)
         num_threads = settings.threads or device.num_threads
         self._card = card
         self._device = device

@@ -21,9 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from vectormill.domain.errors import ModelError
 from vectormill.models.families import Layout
-from vectormill.models.model_shape import ModelShape
 from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA
 from worker.encoder.choice import COMPRESSED, find_arithmetic
@@ -33,7 +31,6 @@ from worker.model.torch_encoder import DTYPES
 from worker.parallel.filling import fill, hold_rounded
 from worker.parallel.pipeline import PipelineStage, cut_stage
 from worker.parallel.rendezvous import PROCESS_GROUPS, join_process_group
-from worker.placement.obstacles import list_tensor_sizes
 from worker.placement.placement import Rank
 from worker.placement.strategies import FULLY_SHARDED, STRATEGIES, TENSOR
 
@@ -42,24 +39,10 @@ def apply_tensor_parallel(transformer: nn.Module, layout: Layout, mesh: DeviceMe
     """Split the linear layers of every layer, whose parameters may still be on the meta device.
 
     If there are more ranks than key heads, ranks whose queries need the same key head each have it whole, as
-    consecutive ranks. Raises ModelError if heads or intermediate values do not divide by the number of ranks,
-    or if no layer can be split.
+    consecutive ranks. Whether layers can be split was asked before (worker.placement.obstacles).
     """
     config, ranks = transformer.config, mesh.size()
-    if layout.tensor_obstacle:
-        raise ModelError(
-            f"The architecture {config.model_type!r} does not support tensor parallelism: {layout.tensor_obstacle}; "
-            "use pipeline or fully_sharded."
-        )
-    heads, values = config.num_attention_heads, config.intermediate_size
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
-    shape = ModelShape(num_heads=heads, num_key_value_heads=key_heads, intermediate_size=values)
-    possible = list_tensor_sizes(shape)
-    if ranks not in possible:
-        raise ModelError(
-            f"{heads} attention heads, {key_heads} key heads and {values} intermediate values cannot be divided "
-            f"among {ranks} devices; possible numbers are {', '.join(map(str, possible))}."
-        )
+    key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     plan = {path: ColwiseParallel() for path in layout.columns}
     plan |= {path: RowwiseParallel() for path in layout.rows}
     of_keys, by_head = {}, None
@@ -74,7 +57,7 @@ def apply_tensor_parallel(transformer: nn.Module, layout: Layout, mesh: DeviceMe
             parallelize_module(layer, by_head["head"], of_keys)
             for module in layer.modules():  # one key head for all queries of this rank
                 if hasattr(module, "num_key_value_groups"):
-                    module.num_key_value_groups = heads // ranks
+                    module.num_key_value_groups = config.num_attention_heads // ranks
 
 
 def apply_fully_sharded(transformer: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:

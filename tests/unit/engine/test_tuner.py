@@ -168,7 +168,7 @@ def test_the_batches_of_a_shared_model_grow_like_those_of_a_single_device(tmp_pa
 def test_batches_of_a_shared_model_obey_its_fullest_device(strategy: str, parts: int) -> None:
     devices = tuple(Device(f"cpu:{n}", CPU, n, (), 2, 4 * GIB, description="a device") for n in range(2))
     shards = tuple(Shard(device.name, GIB, 0, 0) for device in devices)
-    stages = (Stage(0, 6, shards),)
+    stages: tuple[Stage, ...] = (Stage(0, 6, shards),)
     if strategy == PIPELINE:
         stages = (Stage(0, 3, shards[:1]), Stage(3, 3, shards[1:]))
     sharing = Sharing(Replica(strategy, stages, 1 << 20, 1.0), devices)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from vectormill.domain.errors import ModelError
-from vectormill.models.families import Layout, find_layout
+from vectormill.models.families import Layout
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CUDA
@@ -24,8 +23,7 @@ from worker.model.cuda_pass import losing_device
 from worker.model.torch_encoder import DTYPES
 from worker.parallel.shard import LoadedShard
 from worker.placement.placement import Rank
-from worker.placement.strategies import TENSOR
-from worker.tasks.extract.model.config import MODEL_TYPE, read_config
+from worker.tasks.extract.model.config import read_config
 from worker.tasks.extract.model.encoder import ATTENTION, BACKEND, RexEncoder, refuse_unsupported
 from worker.tasks.extract.model.head import find_cells, pad_inputs
 from worker.tasks.extract.model.network import outline_network
@@ -38,7 +36,6 @@ LAYOUT: Final = Layout(
     columns=(),
     rows=(),
     after_first_layer="plm.encoder.conv",
-    tensor_obstacle=find_layout(MODEL_TYPE).tensor_obstacle,
 )
 
 
@@ -49,11 +46,6 @@ class RexShardEncoder(DirectEncoder):
         """Load this rank's part. Raises ModelError for a model or an option that is not supported."""
         start = time.perf_counter()
         refuse_unsupported(order, RexEncoder.obstacle)
-        if rank.strategy == TENSOR:
-            raise ModelError(
-                f"RexUniNLU does not support tensor parallelism: {LAYOUT.tensor_obstacle}; "
-                "use pipeline or fully_sharded."
-            )
         precision = choose_extraction_precision(order.precision, order.device)
         config = read_config(order.card.path)
         self._network = outline_network(order.card.path, config, DTYPES[precision.value]).eval()
