@@ -6,11 +6,13 @@ from itertools import combinations, pairwise
 from typing import Final
 
 from vectormill.domain.errors import ConfigurationError
-from worker.devices.device import CUDA, MEMORY, NVLINK, PCIE, SOCKETS, Device, Inventory, Links
+from worker.devices.device import CUDA, MEMORY, NVLINK, PCIE, SOCKETS, Device, Inventory, Links, divide_gpu
 
 NVLINK_PAIRS: Final = "nvlink-pairs"
 DESCRIBED_LINKS: Final = (NVLINK, NVLINK_PAIRS, PCIE, SOCKETS)
-GROUP: Final = re.compile(r"(?:(?P<count>\d+)x)?(?P<size>\d+(?:\.\d+)?)GiB(?:@(?P<capability>sm_\d+))?")
+GROUP: Final = re.compile(
+    r"(?:(?P<count>\d+)x)?(?P<size>\d+(?:\.\d+)?)GiB(?:@(?P<capability>sm_\d+))?(?:\*(?P<parts>\d+))?"
+)
 PROCESSOR: Final = re.compile(r"(?:^|,)(?:(?P<nodes>\d+)x)?(?P<cores>\d+)cores,(?P<size>\d+(?:\.\d+)?)GiB$")
 MOST_DEVICES: Final = 64
 MOST_CORES: Final = 4096
@@ -26,8 +28,9 @@ def is_description(text: str) -> bool:
 
 
 def describe_inventory(text: str) -> Inventory:
-    """Return the inventory for "[COUNTx]SIZEGiB[@sm_NN][+…][,LINK]": CUDA devices linked by PCIe.
+    """Return the inventory for "[COUNTx]SIZEGiB[@sm_NN][*PARTS][+…][,LINK]": CUDA devices linked by PCIe.
 
+    With `*PARTS` so many workers share each of these GPUs.
     `nvlink` connects all of them, `nvlink-pairs` the first with the second and so on; with `sockets` the
     second half of the devices is on another CPU. "[NODESx]Ncores,SIZEGiB", alone or at the end, is the
     processor: NUMA nodes with that many cores each, and their total memory. Raises ConfigurationError with the
@@ -44,7 +47,7 @@ def describe_inventory(text: str) -> Inventory:
             return machine
     groups, _, link = text.partition(",")
     link = link or PCIE
-    sizes: list[tuple[float, str]] = []
+    sizes: list[tuple[float, str, int]] = []
     for part in groups.split("+"):
         match = GROUP.fullmatch(part)
         if match is None or link not in DESCRIBED_LINKS:
@@ -52,8 +55,9 @@ def describe_inventory(text: str) -> Inventory:
                 f"Invalid devices {text!r}: expected GPUs such as 4x24GiB,nvlink or 2x24GiB+1x80GiB@sm_90, with one of "
                 f"the links {', '.join(DESCRIBED_LINKS)}, a processor such as 2x32cores,256GiB, or both."
             )
-        sizes += [(float(match["size"]), match["capability"] or "sm_80")] * int(match["count"] or 1)
-    if not 1 <= len(sizes) <= MOST_DEVICES or min(size for size, _ in sizes) <= 0:
+        each = float(match["size"]), match["capability"] or "sm_80", int(match["parts"] or 1)
+        sizes += [each] * int(match["count"] or 1)
+    if not 1 <= len(sizes) <= MOST_DEVICES or min(size * parts for size, _, parts in sizes) <= 0:
         raise ConfigurationError(
             f"Invalid devices {text!r}: expected 1 to {MOST_DEVICES} devices with more than 0 GiB of memory each."
         )
@@ -69,10 +73,15 @@ def describe_inventory(text: str) -> Inventory:
             description=f"a GPU of {size:g} GiB",
             reason="described",
         )
-        for index, (size, capability) in enumerate(sizes)
+        for index, (size, capability, _) in enumerate(sizes)
     )
     links = _describe_links(link, [device.name for device in devices])
-    return replace(machine, accelerators=devices, links=links)
+    divided = [
+        part
+        for device, (*_, parts) in zip(devices, sizes, strict=True)
+        for part in (divide_gpu(device, parts) if parts > 1 else [device])
+    ]
+    return replace(machine, accelerators=tuple(divided), links=links)
 
 
 def _describe_processor(num_nodes: int, num_cores: int, size: float) -> Inventory:

@@ -173,13 +173,14 @@ def divide_gpus(text: str, inventory: Inventory) -> tuple[str, Inventory]:
                     f"Invalid devices {text!r}: only a GPU can be shared so. Write cpu:0,cpu:1 for workers that share "
                     "the cores of a processor."
                 )
-            divided[device.name] = _divide_gpu(device, int(count))
+            divided[device.name] = divide_gpu(device, int(count))
             names += [part.name for part in divided[device.name]]
     accelerators = [part for device in inventory.accelerators for part in divided.get(device.name, [device])]
     return ",".join(names), replace(inventory, accelerators=tuple(accelerators))
 
 
-def _divide_gpu(device: Device, count: int) -> list[Device]:
+def divide_gpu(device: Device, count: int) -> list[Device]:
+    """Return the parts of a GPU that so many workers share, each with its part of the memory and of the host's threads."""
     return [
         replace(
             device,

@@ -283,7 +283,9 @@ def test_compressed_weights_are_cut_by_inputs_only_where_that_breaks_no_group_wi
         assert refusal in built.reason
 
 
-@pytest.mark.parametrize("text", ["4x24", "GiB", "0xGiB", "4x24GiB,usb", "100x24GiB", "0x24GiB", "2x0GiB"])
+@pytest.mark.parametrize(
+    "text", ["4x24", "GiB", "0xGiB", "4x24GiB,usb", "100x24GiB", "0x24GiB", "2x0GiB", "2x24GiB*0", "24GiB*"]
+)
 def test_a_description_that_cannot_be_read_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"4x24GiB,nvlink|1 to 64 devices"):
         describe_inventory(text)
