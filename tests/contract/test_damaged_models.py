@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.adapters import ADAPTER, write_adapted
+from tests.contract.packed_models import TOKENIZER, make_transformer
 from tests.contract.saved_models import (
     Small,
     write_classifier,
@@ -249,3 +252,25 @@ def test_a_damaged_model_leaves_the_others_alone(models: Path, tmp_path: Path) -
     for name, file in (("torn", "modules.json"), ("pointer", "model.safetensors")):
         assert isinstance(found[name], ModelError)
         assert file in str(found[name])
+
+
+@pytest.mark.parametrize("method", ["fp8", "compressed-tensors", "gptq", "awq", ""])
+def test_quantized_weights_are_refused_with_what_to_take_instead(tmp_path: Path, method: str) -> None:
+    """Their numbers without the scales would be read as if they were weights."""
+    make_transformer("qwen3").save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(TOKENIZER)
+    config = tmp_path / "config.json"
+    if method:
+        described = json.loads(config.read_text()) | {"quantization_config": {"quant_method": method}}
+        config.write_text(json.dumps(described))
+    else:
+        weights = load_file(tmp_path / "model.safetensors")
+        rounded = {
+            name: value.to(torch.float8_e4m3fn) if value.ndim == 2 else value
+            for name, value in weights.items()
+        }
+        save_file(rounded, tmp_path / "model.safetensors")
+    with pytest.raises(
+        ModelError, match=rf"quantized \({method or 'fp8'}\).*the checkpoint in 16 or 32 bits"
+    ):
+        read_model_card("model", tmp_path, ModelEntry(path=str(tmp_path), pooling="mean"))

@@ -20,7 +20,7 @@ from worker.encoder.choice import PACKED, PADDED
 from worker.encoder.encoder import Choice, Encoder, EncoderOrder
 from worker.model.torch_encoder import TorchEncoder
 from worker.parallel.shard_encoder import ShardEncoder, load_shard
-from worker.placement.footprint import SCRATCH_BYTES, WHOLE, Share, list_shares, make_footprint
+from worker.placement.footprint import SCRATCH_BYTES, WHOLE, Portion, list_shares, make_footprint
 from worker.placement.placement import Rank
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, SHARED, TENSOR
 from worker.runner.starter import LOOPBACK
@@ -53,7 +53,7 @@ def save_model(folder: Path, name: str) -> ModelCard:
     return read_model_card("model", folder, ModelEntry(path=str(folder), pooling="mean"))
 
 
-def compare(card: ModelCard, encoder: Encoder, precision: str, share: Share = WHOLE) -> list[str]:
+def compare(card: ModelCard, encoder: Encoder, precision: str, share: Portion = WHOLE) -> list[str]:
     """Where the prediction and what was measured are too far from each other."""
     arithmetic = "fp32" if precision == "int8" else precision
     footprint = make_footprint(

@@ -31,6 +31,7 @@ from vectormill.models.poolings import (
     read_pooling_module,
 )
 from vectormill.models.special_tokens import read_special_tokens, require_final_token
+from vectormill.models.stored import Stored
 
 # RexUniNLU: the architecture of its configuration, and the tensors of its head.
 REXUNINLU_TYPE: Final = "deberta-v2"
@@ -67,6 +68,7 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
     is_extractor = False
     if classifier is None:  # the config.json of a RexUniNLU is that of any DeBERTa; its head's tensors tell
         is_extractor = files.model_type == REXUNINLU_TYPE and files.headers.keys() >= EXTRACTOR_TENSORS
+    _refuse_quantized(files, config)
     is_embedder = classifier is None and not is_extractor
     if files.must_encode:
         _require_tokenizer(files)
@@ -267,4 +269,16 @@ def _check_modules(files: ModelFiles) -> None:
         raise UnsupportedModel(
             f"The model {files.name!r} is {purpose + ', ' if purpose else ''}made of {', '.join(kinds)} in "
             "modules.json. Only Transformer, Pooling, any number of Dense, and Normalize are supported, in this order."
+        )
+
+
+def _refuse_quantized(files: ModelFiles, config: Stored) -> None:
+    """Raise ModelError for weights of 8 bits or fewer, whose numbers mean nothing without their scales."""
+    how = config.inner("quantization_config") if config.values.get("quantization_config") else None
+    method = "" if how is None else how.take("quant_method", "unknown")
+    is_scaled = any(header.dtype.startswith("F8") for header in files.headers.values())
+    if method or is_scaled:
+        raise ModelError(
+            f"The weights of model {files.name!r} are quantized ({method or 'fp8'}), which Vectormill does not read. "
+            "Use the checkpoint in 16 or 32 bits, from which precision int8 makes weights of 8 bits."
         )

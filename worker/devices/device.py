@@ -180,7 +180,7 @@ def divide_gpus(text: str, inventory: Inventory) -> tuple[str, Inventory]:
 
 
 def divide_gpu(device: Device, count: int) -> list[Device]:
-    """Return the parts of a GPU that so many workers share, each with its part of the memory and of the host's threads."""
+    """Return the parts of a GPU that so many workers share, each with its memory and threads."""
     return [
         replace(
             device,

@@ -72,7 +72,7 @@ GATHERED_EMBEDDINGS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Portion:
     """The part of a model on one device: `num_layers` of `num_ranks` that share it by `strategy`.
 
     Only the first stage of a pipeline has the embeddings, and only the last what follows the layers.
@@ -85,16 +85,16 @@ class Share:
     is_last: bool = True
 
 
-WHOLE: Final = Share()
+WHOLE: Final = Portion()
 
 
-def list_shares(strategy: str, stage_layers: Sequence[int], num_ranks: int) -> list[Share]:
+def list_shares(strategy: str, stage_layers: Sequence[int], num_ranks: int) -> list[Portion]:
     """Return the share of each device of a replica, whose stages have so many layers."""
     if strategy != PIPELINE:
-        return [Share(strategy, num_ranks)] * num_ranks
+        return [Portion(strategy, num_ranks)] * num_ranks
     last = num_ranks - 1
     return [
-        Share(strategy, num_ranks, count, is_first=number == 0, is_last=number == last)
+        Portion(strategy, num_ranks, count, is_first=number == 0, is_last=number == last)
         for number, count in enumerate(stage_layers)
     ]
 
@@ -205,7 +205,7 @@ def find_bias_bytes(kind: str, memory_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class WeightBytes:
     """The bytes of a model's weights: of the embeddings, of each layer in order, and of what follows the layers.
 
     `common_bytes` are embeddings that every layer reads, of relative positions. `made_bytes` are made for each layer
@@ -227,7 +227,7 @@ class Weights:
     def total_bytes(self) -> int:
         return self.embedding_bytes + self.common_bytes + sum(self.layer_bytes) + self.other_bytes
 
-    def of_share(self, share: Share) -> int:
+    def of_share(self, share: Portion) -> int:
         """Return what one device holds, at most: a stage's layers are counted as the largest of the model."""
         if share.strategy == REPLICATE:
             return self.total_bytes
@@ -242,7 +242,7 @@ class Weights:
             copies = self.key_bytes * max(0, share.num_ranks // self.num_key_heads - 1)
         return whole + -(-(self.total_bytes - whole + copies) // share.num_ranks)
 
-    def gathered_by(self, share: Share) -> tuple[int, int]:
+    def gathered_by(self, share: Portion) -> tuple[int, int]:
         """Return what one device has of the others' weights during the layers, and during the look-up before them."""
         if share.strategy != FULLY_SHARDED:
             return 0, 0
@@ -250,7 +250,7 @@ class Weights:
         return layers, GATHERED_EMBEDDINGS * (self.embedding_bytes + self.common_bytes)
 
 
-def count_weights(shape: ModelShape, precision: str, value_bytes: int) -> Weights:
+def count_weights(shape: ModelShape, precision: str, value_bytes: int) -> WeightBytes:
     """Return the bytes of the weights in `precision`; uncompressed values have `value_bytes`."""
     layers: dict[int, int] = {}
     embedding_bytes = other_bytes = common_bytes = key_bytes = vector_bytes = 0
@@ -269,7 +269,7 @@ def count_weights(shape: ModelShape, precision: str, value_bytes: int) -> Weight
         else:
             other_bytes += num_bytes
     made = _count_positions(shape) * value_bytes if shape.is_extractor else 0
-    return Weights(
+    return WeightBytes(
         embedding_bytes,
         tuple(layers[number] + made for number in sorted(layers)),
         other_bytes + shape.dense_values * FLOAT_BYTES,
@@ -287,7 +287,7 @@ def make_footprint(
     attention: str,
     *,
     arithmetic: str | None = None,
-    share: Share = WHOLE,
+    share: Portion = WHOLE,
     kind: str = "",
     bias_bytes: int = BIAS_BYTES,
     results: Results = NO_RESULTS,
@@ -334,7 +334,7 @@ def _count_positions(shape: ModelShape) -> int:
     return RELATIVE_PROJECTIONS * shape.num_relative_positions * shape.hidden_size
 
 
-def _count_restored(shape: ModelShape, precision: str, value_bytes: int, share: Share) -> int:
+def _count_restored(shape: ModelShape, precision: str, value_bytes: int, share: Portion) -> int:
     """Return the bytes of the largest compressed matrix while it is restored: in fp32, and in what it is used."""
     if precision not in COMPRESSED:
         return 0
@@ -344,7 +344,7 @@ def _count_restored(shape: ModelShape, precision: str, value_bytes: int, share: 
 
 
 def _list_layer_moments(
-    shape: ModelShape, attention: str, value_bytes: int, share: Share
+    shape: ModelShape, attention: str, value_bytes: int, share: Portion
 ) -> Iterator[Moment]:
     """Yield the moments of a layer that may be its widest: the feed-forward block, attention and norm.
 
@@ -391,7 +391,7 @@ def _list_layer_moments(
         yield Moment(kept + in_norm * shape.hidden_size, masks.per_pair, masks.per_longest_pair)
 
 
-def _find_last_moment(shape: ModelShape, value_bytes: int, share: Share, results: Results) -> Moment:
+def _find_last_moment(shape: ModelShape, value_bytes: int, share: Portion, results: Results) -> Moment:
     """Return the moment behind the layers: the last states as they are and in fp32, and the results."""
     if not share.is_last:
         return Moment(TOKEN_BYTES)

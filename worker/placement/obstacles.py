@@ -18,7 +18,7 @@ from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENS
 TORCH: Final = "torch"
 
 
-class Place(Protocol):
+class NamedDevice(Protocol):
     """A device as far as obstacles depend on it: its name, and the GPU that it is a part of, if it is one."""
 
     @property
@@ -30,7 +30,7 @@ class Place(Protocol):
 def find_obstacle(
     card: ModelCard,
     strategy: str,
-    devices: Sequence[Place],
+    devices: Sequence[NamedDevice],
     *,
     precision: str,
     backend: str = AUTO,
@@ -51,7 +51,9 @@ def find_obstacle(
     return find_division_obstacle(card.shape, strategy, devices, precision)
 
 
-def find_division_obstacle(shape: ModelShape, strategy: str, devices: Sequence[Place], precision: str) -> str:
+def find_division_obstacle(
+    shape: ModelShape, strategy: str, devices: Sequence[NamedDevice], precision: str
+) -> str:
     """Return why a model of this shape cannot be divided among the devices; empty if it can."""
     if strategy == REPLICATE:
         return ""
@@ -99,7 +101,7 @@ def list_tensor_sizes(shape: ModelShape) -> list[int]:
     ]
 
 
-def find_parts_of_one_card(devices: Sequence[Place]) -> list[str]:
+def find_parts_of_one_card(devices: Sequence[NamedDevice]) -> list[str]:
     """Return the names of devices that are parts of one GPU; empty if no two of them are."""
     cards: dict[str, list[str]] = {}
     for device in devices:

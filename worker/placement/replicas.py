@@ -21,8 +21,8 @@ from worker.placement.footprint import (
     NO_RESULTS,
     VALUE_BYTES,
     Footprint,
+    Portion,
     Results,
-    Share,
     count_weights,
     find_bias_bytes,
     list_shares,
@@ -156,7 +156,7 @@ class ReplicaBuilder:
         self.build = cache(self._build)
         self.foresee = cache(self._foresee)
 
-    def _foresee(self, share: Share, kind: str, memory_bytes: int) -> Footprint:
+    def _foresee(self, share: Portion, kind: str, memory_bytes: int) -> Footprint:
         """Return the memory needs of a share of the model on a device of this kind and memory."""
         return make_footprint(
             self._shape,
@@ -171,7 +171,7 @@ class ReplicaBuilder:
 
     def count_full_bytes(self, room: DeviceCapacity) -> int:
         """Return the memory of an unshared replica with a full batch."""
-        footprint = self.foresee(Share(), room.kind, room.memory_bytes)
+        footprint = self.foresee(Portion(), room.kind, room.memory_bytes)
         return footprint.weight_bytes + footprint.predict_batch_bytes(self._full_rows, self.max_tokens)
 
     def full_rate(self, room: DeviceCapacity) -> float:
@@ -247,7 +247,7 @@ class ReplicaBuilder:
         """
         num_layers, layer_bytes = self._shape.num_layers, self.cost.layer_weight_bytes
         # What a batch takes does not depend on the number of layers, but of models that keep the results of all.
-        middle = Share(PIPELINE, len(rooms), num_layers, is_first=False, is_last=False)
+        middle = Portion(PIPELINE, len(rooms), num_layers, is_first=False, is_last=False)
         batch_bytes = [
             self.foresee(middle, room.kind, room.memory_bytes).predict_batch_bytes(1, self.max_tokens)
             for room in rooms

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.device import CUDA
-from worker.placement.footprint import COMMUNICATOR_BYTES, Footprint, Moment, Share, make_footprint
+from worker.placement.footprint import COMMUNICATOR_BYTES, Footprint, Moment, Portion, make_footprint
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
@@ -44,19 +44,19 @@ def test_compression_compresses_matrices_and_the_vocabulary_and_restores_one_mat
 def test_ranks_hold_their_part_of_the_weights_and_gather_three_layers_where_each_is_cut() -> None:
     layers, embeddings = 6 * NUM_LAYER_VALUES * 4, NUM_EMBEDDING_VALUES * 4
 
-    def foresee(share: Share, kind: str = "cpu") -> Footprint:
+    def foresee(share: Portion, kind: str = "cpu") -> Footprint:
         return make_footprint(SHAPE, "fp32", "packed", share=share, kind=kind)
 
-    assert foresee(Share(PIPELINE, 3, 2, is_last=False)).weight_bytes == embeddings + layers // 3
-    assert foresee(Share(PIPELINE, 3, 2, is_first=False, is_last=False)).weight_bytes == layers // 3
+    assert foresee(Portion(PIPELINE, 3, 2, is_last=False)).weight_bytes == embeddings + layers // 3
+    assert foresee(Portion(PIPELINE, 3, 2, is_first=False, is_last=False)).weight_bytes == layers // 3
     vectors = 6 * 4 * (1536 + 9 * 384)  # biases and norms, which are left whole
-    assert foresee(Share(TENSOR, 2)).weight_bytes == embeddings + vectors + (layers - vectors) // 2
-    sharded = foresee(Share(FULLY_SHARDED, 4))
+    assert foresee(Portion(TENSOR, 2)).weight_bytes == embeddings + vectors + (layers - vectors) // 2
+    sharded = foresee(Portion(FULLY_SHARDED, 4))
     assert sharded.weight_bytes == (embeddings + layers) // 4
     assert {moment.fixed for moment in sharded.moments} == {0, 2 * embeddings, 3 * layers // 6}
     # A stage in the middle talks to two neighbours, by a communicator each; gloo takes no memory of a device.
-    middle = Share(PIPELINE, 3, 2, is_first=False, is_last=False)
-    for share, count in ((middle, 2), (Share(PIPELINE, 3, 2, is_last=False), 1), (Share(TENSOR, 2), 1)):
+    middle = Portion(PIPELINE, 3, 2, is_first=False, is_last=False)
+    for share, count in ((middle, 2), (Portion(PIPELINE, 3, 2, is_last=False), 1), (Portion(TENSOR, 2), 1)):
         more = foresee(share, CUDA).fixed_bytes - foresee(share).fixed_bytes
         assert more == count * COMMUNICATOR_BYTES
 
