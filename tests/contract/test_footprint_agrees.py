@@ -128,7 +128,7 @@ def measure_rank(number: int, world_size: int, directory: Path) -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(("bert", "qwen3", "modernbert"), id="two models"),
+        pytest.param(("bert", "qwen3", "modernbert"), id="three families"),
         pytest.param(
             (
                 "xlm-roberta",
