@@ -70,26 +70,12 @@ def make_canaries(task: WorkerTask) -> Batch:
     return Batch({name: Ragged.join([text[name] for text in texts]) for name in texts[0]})
 
 
-def refuse_sharing(card: ModelCard, sharing: Sharing, settings: WorkerSettings) -> None:
-    """Raise ModelError if these devices cannot share the model, as the plan would have said."""
-    strategy = sharing.replica.strategy
-    obstacle = find_obstacle(
-        card,
-        strategy,
-        sharing.devices,
-        precision=settings.precision,
-        backend=settings.backend,
-        is_reproducible=settings.reproducible,
-    )
-    if obstacle:
-        raise ModelError(f"The model {card.name!r} cannot run with the strategy {strategy}: {obstacle}.")
-
-
 class Engine:
     """The encoding engine of one model on one device, or on several that share it.
 
     Start it once, call `encode` from any thread, stop it once. A text of more than `longest_text_tokens`, for which
-    the plan has no room, fails before it is encoded; 0 stands for no limit.
+    the plan has no room, fails before it is encoded; 0 stands for no limit. Raises ModelError if devices cannot share
+    the model in the way that was planned.
     """
 
     def __init__(
@@ -104,8 +90,17 @@ class Engine:
         longest_text_tokens: int = 0,
         display: LoadingDisplay | None = None,
     ) -> None:
-        if sharing is not None:
-            refuse_sharing(card, sharing, settings)
+        if sharing is not None and (
+            obstacle := find_obstacle(
+                card,
+                sharing.replica.strategy,
+                sharing.devices,
+                precision=settings.precision,
+                backend=settings.backend,
+                is_reproducible=settings.reproducible,
+            )
+        ):
+            raise ModelError(f"{card.name} cannot be shared by {sharing.replica.strategy}: {obstacle}.")
         num_threads = settings.threads or device.num_threads
         self._card = card
         self._device = device

@@ -23,7 +23,6 @@ from worker.placement.footprint import (
     WHOLE,
     Footprint,
     count_results,
-    find_bias_bytes,
     list_shares,
     make_footprint,
 )
@@ -268,7 +267,7 @@ def foresee_footprints(
                 arithmetic=find_arithmetic(precision, device),
                 share=share,
                 kind=device.kind,
-                bias_bytes=find_bias_bytes(device.kind, device.memory_bytes),
+                memory_bytes=device.memory_bytes,
                 results=count_results(card),
             )
             for share, device in zip(shares, devices, strict=True)

@@ -114,23 +114,14 @@ class Moment:
     fixed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
-    """The bytes that results take beyond a dense vector: of each token, of each sequence, and of every pass."""
-
-    per_token: int = 0
-    per_sequence: int = 0
-    fixed: int = 0
+NOTHING: Final = Moment(0)
 
 
-NO_RESULTS: Final = Results()
-
-
-def count_results(card: ModelCard) -> Results:
-    """Return what the results of a model's other outputs take. They are copied once, into one array of bytes."""
+def count_results(card: ModelCard) -> Moment:
+    """Return what results take beyond a dense vector. They are copied once, into one array of bytes."""
     words = card.sparse_dimensions if card.sparse_head is not None and not card.sparse_head.file else 0
-    return Results(
-        per_token=2 * HALF_BYTES * card.token_dimensions,
+    return Moment(
+        2 * HALF_BYTES * card.token_dimensions,
         per_sequence=2 * FLOAT_BYTES * words,
         fixed=WORD_LOGITS * 2 * FLOAT_BYTES if words else 0,
     )
@@ -289,14 +280,14 @@ def make_footprint(
     arithmetic: str | None = None,
     share: Portion = WHOLE,
     kind: str = "",
-    bias_bytes: int = BIAS_BYTES,
-    results: Results = NO_RESULTS,
+    memory_bytes: int = 0,
+    results: Moment = NOTHING,
 ) -> Footprint:
     """Return the memory needs of a share of a model with weights in `precision` and this attention kernel.
 
     `attention` is named as in an EncoderReport. `arithmetic` is the precision of activations and of
-    uncompressed tensors; None means that of the weights, or fp32 if these are compressed. `kind` is that of the
-    device. `bias_bytes` is that of `find_bias_bytes`, `results` are those of `count_results`.
+    uncompressed tensors; None means that of the weights, or fp32 if these are compressed. `kind` and
+    `memory_bytes` are those of the device, `results` those of `count_results`.
     """
     if not shape.num_layers:  # a table of static embeddings: a token is its id, and a text its vector
         num_bytes = FLOAT_BYTES * shape.tensors[0].num_values
@@ -325,7 +316,7 @@ def make_footprint(
         fixed_bytes=SCRATCH_BYTES
         + num_communicators * COMMUNICATOR_BYTES
         + _count_restored(shape, precision, value_bytes, share),
-        **(_count_bias(shape, value_bytes, bias_bytes) if shape.is_extractor else {}),
+        **(_count_bias(shape, value_bytes, kind, memory_bytes) if shape.is_extractor else {}),
     )
 
 
@@ -391,7 +382,7 @@ def _list_layer_moments(
         yield Moment(kept + in_norm * shape.hidden_size, masks.per_pair, masks.per_longest_pair)
 
 
-def _find_last_moment(shape: ModelShape, value_bytes: int, share: Portion, results: Results) -> Moment:
+def _find_last_moment(shape: ModelShape, value_bytes: int, share: Portion, results: Moment) -> Moment:
     """Return the moment behind the layers: the last states as they are and in fp32, and the results."""
     if not share.is_last:
         return Moment(TOKEN_BYTES)
@@ -431,11 +422,11 @@ def _count_masks(shape: ModelShape, attention: str, value_bytes: int, ranks: int
     return Moment(0, 0, 1), Moment(0, 0, value_bytes)
 
 
-def _count_bias(shape: ModelShape, value_bytes: int, bias_bytes: int) -> dict[str, int]:
+def _count_bias(shape: ModelShape, value_bytes: int, kind: str, memory_bytes: int) -> dict[str, int]:
     """Return the bytes of an extractor's attention bias. No intermediate values are alive at that moment."""
     spare = 2 * shape.intermediate_size - 3 * shape.num_heads * shape.head_size
     return {
-        "bias_bytes": bias_bytes,
+        "bias_bytes": find_bias_bytes(kind, memory_bytes),
         "bias_bytes_per_pair": BIAS_MATRICES * shape.num_heads * value_bytes,
         "spare_bytes_per_token": max(0, spare) * value_bytes,
     }

@@ -15,7 +15,7 @@ import msgspec
 
 from vectormill.workers.plan_picture import draw_plan
 from worker.devices.device import Device
-from worker.placement.footprint import NO_RESULTS, Results
+from worker.placement.footprint import NOTHING, Moment
 from worker.placement.room import MEMORY_SHARE, DeviceCapacity
 
 AUTO: Final = "auto"
@@ -42,7 +42,7 @@ class PlanSettings:
     find_obstacle: Callable[[str, Sequence[DeviceCapacity]], str] | None = None
     attention: str = ""
     precisions: tuple[str, ...] = PRECISIONS
-    results: Results = NO_RESULTS
+    results: Moment = NOTHING
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,12 @@ from vectormill.models.model_shape import ModelShape
 from vectormill.workers.plan_picture import format_gib
 from worker.devices.device import BYTES_PER_SECOND, LATENCY_SECONDS
 from worker.placement.footprint import (
-    NO_RESULTS,
+    NOTHING,
     VALUE_BYTES,
     Footprint,
+    Moment,
     Portion,
-    Results,
     count_weights,
-    find_bias_bytes,
     list_shares,
     make_footprint,
 )
@@ -131,7 +130,7 @@ class MinimumNeeds:
     max_tokens: int
     full_batch_tokens: int
     find_obstacle: FindObstacle | None = None
-    results: Results = NO_RESULTS
+    results: Moment = NOTHING
 
 
 class ReplicaBuilder:
@@ -165,7 +164,7 @@ class ReplicaBuilder:
             arithmetic=self._needs.arithmetic,
             share=share,
             kind=kind,
-            bias_bytes=find_bias_bytes(kind, memory_bytes),
+            memory_bytes=memory_bytes,
             results=self._needs.results,
         )
 
