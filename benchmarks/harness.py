@@ -33,6 +33,7 @@ QUESTIONS: Final = {
     "reindex": "What does it cost to keep an index up to date with its table, compared with CocoIndex?",
     "score": "How fast are pairs scored, compared with CrossEncoder.predict?",
     "extract": "How fast are records extracted in each placement, compared with the reference?",
+    "placement": "What does each strategy reach and take on several devices, beside what the planner predicts?",
     "outputs": "What do several outputs of one pass cost, and what do the same bits in any batch?",
     "quotes": "How often do the intervals of a quote hold, over ten jobs that are quoted and then run?",
     "codes": "What do residual codes of multi-vectors save, and how do they rank documents?",
