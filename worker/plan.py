@@ -103,6 +103,8 @@ def plan_machine(
         if others:
             planned |= {each.name: each for each in plan_machine(others, inventory, settings)}
         return tuple(planned[card.name] for card in cards)
+    # This takes a second each if there are no weights yet.
+    cards = [replace(card, shape=find_shape(card)) for card in cards]
     wanted, reasons = _choose_devices(cards, inventory, settings)
     names, inventory = divide_gpus(wanted, inventory)
     settings = settings.model_copy(update={"devices": names})
@@ -149,8 +151,7 @@ def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings
             memory_share=settings.memory_high_watermark,
             find_obstacle=partial(
                 find_obstacle,
-                replace(card, shape=shape),
-                precision=precision,
+                card,
                 backend=settings.backend,
                 is_reproducible=settings.reproducible,
             ),

@@ -62,6 +62,12 @@ class Family:
     the window of a layer that looks both ways includes the token itself on either side. If `overflows_fp16`, its hidden
     states exceed 65,504, the largest number of fp16.
 
+    `num_states`, `num_wide` and `num_rotary` are what is alive at the widest moment of a layer, its feed-forward
+    block: hidden states, tensors of the intermediate size (0 if the names of the weights tell), and tables of rotary
+    positions. `num_scores` are matrices of scores where no fused kernel computes them: where one is requested so, and
+    always if a family `is_eager`, or adds a bias to each score (worker.placement.footprint);
+    tests/contract/test_footprint_agrees.py measures them.
+
     `encoder` is the class of transformers for the encoder alone of an encoder-decoder model, since no vector
     depends on the decoder; it has no table of positions, so that only its tokenizer limits a text. `head_pooling`
     is the hidden state that a classifier's head reads, a name from POOLING_NAMES. `bare` are the architectures of
@@ -84,6 +90,7 @@ class Family:
     num_wide: int = 0
     num_rotary: int = 1
     num_scores: int = 2
+    is_eager: bool = False
     encoder: str = ""
     head_pooling: str = ""
     bare: Mapping[str, str] = field(default_factory=dict)
@@ -164,6 +171,7 @@ def _decoder(
     counts_itself: bool = False,
     overflows_fp16: bool = False,
     num_rotary: int = 1,
+    is_eager: bool = False,
 ) -> Family:
     """Return a family with rotary positions, grouped key heads, and windows if the configuration has them."""
     # Texts are read from left to right, so that only the last token has seen all others.
@@ -177,6 +185,7 @@ def _decoder(
         overflows_fp16=overflows_fp16,
         num_states=4,
         num_rotary=num_rotary,
+        is_eager=is_eager,
         head_pooling="last_token",
         layout=_DECODER,
     )
@@ -243,7 +252,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _decoder("gemma"),
         # Gemma 2 and 3 were trained in bf16: https://github.com/huggingface/transformers/issues/36822, and
         # https://huggingface.co/google/embeddinggemma-300m: "activations do not support float16".
-        _decoder("gemma2", _SOFTCAP, overflows_fp16=True),
+        _decoder("gemma2", _SOFTCAP, overflows_fp16=True, is_eager=True),
         # EmbeddingGemma looks both ways (use_bidirectional_attention).
         _decoder("gemma3_text", counts_itself=True, overflows_fp16=True, num_rotary=2),
         Family("gte", FROM_ZERO, num_states=4, num_wide=3),
@@ -273,6 +282,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             num_states=4,
             num_rotary=0,
             num_scores=3,
+            is_eager=True,
             has_offset=True,
             padding_id=1,
             bare={"MPNetModel": _CONVENTION},
@@ -281,7 +291,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "mt5",
             packing_obstacle=_RELATIVE,
             num_rotary=0,
-            num_scores=3,
+            is_eager=True,
             never_waits=False,
             encoder="MT5EncoderModel",
         ),
@@ -293,7 +303,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "t5",
             packing_obstacle=_RELATIVE,
             num_rotary=0,
-            num_scores=3,
+            is_eager=True,
             never_waits=False,
             encoder="T5EncoderModel",
         ),
@@ -301,7 +311,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "umt5",
             packing_obstacle=_RELATIVE,
             num_rotary=0,
-            num_scores=3,
+            is_eager=True,
             never_waits=False,
             encoder="UMT5EncoderModel",
         ),

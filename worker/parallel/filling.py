@@ -151,7 +151,8 @@ def build_skeleton(card: ModelCard, dtype: torch.dtype) -> nn.Module:
 
 def list_shapes(card: ModelCard) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all of the model's weights by name, without reading files. Raises ModelError."""
-    skeleton = build_skeleton(card, torch.float32)
+    with transformers.initialization.no_init_weights():  # drawing them takes seconds, even without storage
+        skeleton = build_skeleton(card, torch.float32)
     shapes = {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
     if card.classifier is not None and not card.classifier.num_words:
         head, names = outline_head(card)

@@ -406,12 +406,13 @@ def _count_masks(shape: ModelShape, attention: str, value_bytes: int, ranks: int
         return Moment(0), Moment(0)
     if attention.startswith("openvino"):
         return Moment(0, OPENVINO_MASK_BYTES), Moment(0)
-    if "eager" in attention:
-        family, heads = find_family(shape.model_type), -(-shape.num_heads // ranks)
+    family = find_family(shape.model_type)
+    if "eager" in attention or family.is_eager:
+        heads = -(-shape.num_heads // ranks)
         scored = (family.num_scores - 1) * value_bytes
         if (
             family.is_causal and value_bytes < FLOAT_BYTES
-        ):  # decoders have a softmax in fp32: its input and its result
+        ):  # a decoder's softmax is in fp32: its input and result
             scored = 2 * FLOAT_BYTES
         # A layer keeps the scores until its end.
         return Moment(0, value_bytes * (1 + shape.has_window + heads)), Moment(0, heads * scored)

@@ -6,7 +6,7 @@ processes that share a replica; an Assignment is a replica with its devices, as 
 worker.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,7 @@ import msgspec
 from vectormill.workers.plan_picture import draw_plan
 from worker.devices.device import Device
 from worker.placement.footprint import NOTHING, Moment
-from worker.placement.room import MEMORY_SHARE, DeviceCapacity
+from worker.placement.room import MEMORY_SHARE
 
 AUTO: Final = "auto"
 # From the largest weights to the smallest, the order in which proposals are made.
@@ -29,9 +29,9 @@ class PlanSettings:
 
     A replica has to hold one text of `max_tokens`. `attention` is the kernel's name, as in an EncoderReport;
     if empty, the plan assumes the kernel with the largest memory that the devices may use. `find_obstacle`
-    returns why devices cannot hold the model by a strategy, as `find_obstacle` of worker.placement.obstacles; None
-    leaves it to the model's shape. `precisions` are the alternatives that may be proposed. `results` is what a text's
-    results take beyond a dense vector.
+    returns why devices cannot hold the model by a strategy in a `precision`, as that of worker.placement.obstacles;
+    None leaves it to the model's shape. `precisions` are the alternatives that may be proposed. `results` is what a
+    text's results take beyond a dense vector.
     """
 
     precision: str
@@ -39,7 +39,7 @@ class PlanSettings:
     devices: str = AUTO
     strategy: str = AUTO
     memory_share: float = MEMORY_SHARE
-    find_obstacle: Callable[[str, Sequence[DeviceCapacity]], str] | None = None
+    find_obstacle: Callable[..., str] | None = None
     attention: str = ""
     precisions: tuple[str, ...] = PRECISIONS
     results: Moment = NOTHING

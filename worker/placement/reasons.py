@@ -19,7 +19,7 @@ from worker.placement.drafts import (
 from worker.placement.placement import AUTO, PRECISIONS, PlanSettings, Rejection, Replica
 from worker.placement.replicas import DoesNotFit, ReplicaBuilder
 from worker.placement.room import GIB, DeviceCapacity, memory_for
-from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, STRATEGIES
+from worker.placement.strategies import HYBRID, PIPELINE, REPLICATE, SHARED, STRATEGIES
 
 # Makes a builder for another precision, whose replicas have to hold a text of this many tokens.
 MakeBuilder = Callable[[str, int], ReplicaBuilder]
@@ -197,15 +197,17 @@ def _ways_out(asked: PlanRequest, longest: int) -> Iterator[str]:
             weights = format_gib(asked.make_builder(smaller, asked.settings.max_tokens).weights.total_bytes)
             yield f"--precision {smaller}: the weights take {weights}, and {fitting}"
     largest = max(rooms, key=lambda room: room.capacity_bytes)
+    asks_all = asked.settings.strategy in (AUTO, HYBRID)
+    allowed = (REPLICATE, *SHARED) if asks_all else (asked.settings.strategy,)
     for more in range(1, MOST_MORE_DEVICES):
         added = (replace(largest, name=f"{largest.name}+{number}", card="") for number in range(more))
         fleet = (*rooms, *added)
-        built = [builder.build(shared, fleet, asked.links.default) for shared in (PIPELINE, FULLY_SHARDED)]
+        built = [builder.build(shared, fleet, asked.links.default) for shared in allowed if shared in SHARED]
         if any(isinstance(replica, Replica) for replica in built):
             yield f"{more} more device{'s' if more > 1 else ''} like {largest.name}, {len(fleet)} in total"
             break
     alone = builder.build(REPLICATE, (largest,), "")
-    if isinstance(alone, DoesNotFit):
+    if isinstance(alone, DoesNotFit) and REPLICATE in allowed:
         needed = memory_for(
             largest.kind, largest.capacity_bytes + alone.missing_bytes, asked.settings.memory_share
         )

@@ -112,7 +112,7 @@ class DoesNotFit:
     missing_bytes: int = 0
 
 
-FindObstacle = Callable[[str, Sequence[DeviceCapacity]], str]
+FindObstacle = Callable[..., str]  # of a strategy, devices, and the precision of weights by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +142,8 @@ class ReplicaBuilder:
         self._needs = needs
         self.max_tokens = needs.max_tokens
         self.weights = count_weights(shape, needs.precision, value_bytes)
-        self.find_obstacle: FindObstacle = needs.find_obstacle or partial(
-            find_division_obstacle, shape, precision=needs.precision
-        )
+        find_obstacle = needs.find_obstacle or partial(find_division_obstacle, shape)
+        self.find_obstacle = partial(find_obstacle, precision=needs.precision)
         self.cost = TokenCost(
             flop_per_token=shape.flop_per_token,
             num_layers=shape.num_layers,
