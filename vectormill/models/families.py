@@ -225,6 +225,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
         ),
         Family(
             "deberta-v2",
+            num_states=3,
+            num_rotary=0,
             packing_obstacle=_DISENTANGLED,
             needs_mask=True,
             head_pooling="cls",

@@ -14,7 +14,7 @@ from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Inventory, parse_devices
 from worker.encoder.choice import FP32
-from worker.placement.footprint import SCRATCH_BYTES, make_footprint
+from worker.placement.footprint import make_footprint
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE
 from worker.runner.starter import Sharing
 
@@ -171,7 +171,7 @@ def test_what_the_plan_counts_for_a_rank_is_near_what_it_really_takes(strategy: 
     shards = [shard for stage in replica.stages for shard in stage.shards]
     assert len(shards) == len(readings) == 2
     for shard, reading in zip(shards, readings, strict=True):
-        foreseen = shard.weight_bytes + shard.activation_bytes + SCRATCH_BYTES
+        foreseen = shard.weight_bytes + shard.activation_bytes
         most = reading.peak_bytes - reading.before_bytes
         # Pages of libraries' code are counted or not: how many are mapped is the kernel's choice, not the model's.
         taken = min(max(foreseen, most - reading.file_bytes), most)

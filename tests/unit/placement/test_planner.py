@@ -134,7 +134,9 @@ def test_layers_that_cannot_be_cut_are_divided_in_another_way() -> None:
     chosen, inventory = MODELS["7B"], describe_inventory("2x16GiB,nvlink")
     why = "its heads share their positions"
     settings = PlanSettings(
-        "bf16", chosen.max_tokens, find_obstacle=lambda strategy, _: why if strategy == TENSOR else ""
+        "bf16",
+        chosen.max_tokens,
+        find_obstacle=lambda strategy, _, precision: why if strategy == TENSOR else "",
     )
     placement = plan_placement(inventory, chosen.shape, settings)
     assert placement.strategy == PIPELINE
