@@ -1,4 +1,4 @@
-"""What a pass is foreseen to need is at least what torch's allocator hands out, and at most 15 % more."""
+"""The predicted memory of a pass is at least what torch's allocator hands out, and at most 15 % more."""
 
 from collections.abc import Iterator
 from pathlib import Path

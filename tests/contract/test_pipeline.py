@@ -115,7 +115,7 @@ class SpendingStage(DirectEncoder):
         return Ragged.from_rows([], np.float32)
 
     def _compute(self, hidden_states: Tensor | None) -> Tensor:
-        time.sleep(self._seconds)
+        time.sleep(self._seconds)  # stands for a slow device, whose time is what the test compares
         return torch.zeros(SHAPE)
 
 
@@ -140,7 +140,7 @@ PIPELINES = [
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[list[list[float]]]:
-    """What each of four processes, which are the stages of all pipelines, said of the pipelines that it is in."""
+    """Return the answers of four processes, which are the stages of every pipeline."""
     folder = tmp_path_factory.mktemp("pipelines")
     run_ranks(run_stages, [(number, folder, PIPELINES) for number in range(4)], LOOPBACK)
     texts = [(folder / f"{number}.jsonl").read_text() for number in range(4)]

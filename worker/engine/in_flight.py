@@ -44,7 +44,7 @@ from worker.runner.runner import RunnerLost
 # A sequence that failed alone is given up after so many failures, also of larger batches, if the process was sound
 # after each. An error that goes away is not the text's fault.
 FAILURES_OF_ONE: Final = 3
-# The same where each failure ends the process, which was sound when it was loaded.
+# As above, for replicas of which each failure ends all processes: these were sound when they were loaded.
 ENDS_BY_ONE: Final = 2
 # A sequence is lost after it was so often alone in a sound process that was sick afterwards: the text may be
 # the cause.

@@ -19,7 +19,7 @@ from worker.placement.strategies import HYBRID, REPLICATE, SHARED
 # The largest number of subsets of devices that are tried: eight devices of four classes have 81.
 MOST_FLEETS = 128
 
-# Of more devices all are used: grouping them leaves some idle anyway.
+# With more devices than these, no plan that leaves some idle is tried, because grouping them leaves some idle anyway.
 MOST_LEFT_IDLE: Final = 16
 
 Group = tuple[DeviceCapacity, ...]

@@ -23,7 +23,7 @@ FLOAT_BYTES: Final = 4
 GROUP_BYTES: Final = {"int8": 4}
 COMPRESSED: Final = frozenset(GROUP_BYTES)
 
-# What a batch holds of each token besides hidden states: its id and position as int64, and its place in a mask.
+# A batch holds of each token, besides its hidden states, the id, the position and a value of a mask, as int64.
 TOKEN_BYTES: Final = 8 + 8 + 8
 # With openvino, 16 bytes were measured for each pair of tokens of a sequence.
 OPENVINO_MASK_BYTES: Final = 16

@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,11 @@ from tests.integration.placement.queued_shards import CRASH, EXHAUST, FACTORY, H
 from tests.rank_processes import share_between_two, starting_engines
 from tests.waiting import wait_for
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from worker.batching.batch import Batch, OwnedBatch
 from worker.engine import engine as engine_module
 from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest
+from worker.engine.request_queue import RequestQueue
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 from worker.runner.messages import Encode
 from worker.runner.runner_group import RunnerGroup
@@ -101,6 +103,10 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Encode]:
     return batches
 
 
+def list_texts(batch: Batch) -> list[list[int]]:
+    return [batch.part(place, place + 1).input_ids.tolist() for place in range(len(batch))]
+
+
 def assert_alike(vectors: Vectors, expected: Vectors) -> None:
     assert vectors.shape == expected.shape
     assert (vectors * expected).sum(axis=1).min() >= 0.9999
@@ -163,21 +169,35 @@ def test_a_rank_that_ends_itself_behind_a_first_batch_has_each_of_both_tried_alo
     assert all(suspect in again for suspect in suspects), "whole, and neither in parts"
 
 
-def test_the_second_of_two_batches_that_runs_out_of_memory_is_tried_in_parts(
+def test_the_second_of_two_batches_that_runs_out_of_memory_is_tried_in_parts_and_not_the_first(
     make_engine: Callable[[str], Engine],
     threads: ThreadPoolExecutor,
     expected: tuple[Vectors, Vectors],
     sent: list[Encode],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The first goes back to those that wait, of which smaller batches are built for the budget that was halved."""
+    waiting_again: list[OwnedBatch] = []
+    take_back = RequestQueue.take_back
+
+    def note(queue: RequestQueue, works: Iterable[OwnedBatch]) -> None:
+        waiting_again.extend(works := list(works))
+        take_back(queue, works)
+
+    monkeypatch.setattr(RequestQueue, "take_back", note)
     engine = make_engine(TENSOR)
     (tmp_path / EXHAUST).touch()
     bulk = Bulk(engine, threads, tmp_path)
-    second = {each.number: each.batch for each in sent}[bulk.started[1]]
+    first, second = ({each.number: each.batch for each in sent}[number] for number in bulk.started)
     bulk.let_go()
     assert_alike(bulk.vectors.result(), expected[0])
     report: dict[str, Any] = engine.report()
     assert (report["num_out_of_memory"], report["num_restarts"]) == (1, 1)
     later = [each.batch.input_ids.tolist() for each in sent if each.number > bulk.started[1]]
-    alone = [second.part(place, place + 1).input_ids.tolist() for place in range(len(second))]
+    alone = list_texts(second)
     assert all(text in later for text in alone)
+    untried = [text for work in waiting_again for text in list_texts(work.batch)]
+    # It may have been answered before the other one failed; then it is not sent again.
+    assert all(text in untried or text not in later for text in list_texts(first))
+    assert not any(text in untried for text in list_texts(second))

@@ -31,7 +31,7 @@ class FakeError(Exception):
 
 
 class NotSupported(FakeError):
-    """What a driver that does not say raises."""
+    """The error that a driver raises if it does not answer a question."""
 
 
 class FakeNvml:

@@ -36,7 +36,7 @@ START_TOKENS = 64
 
 @dataclass(frozen=True)
 class Nature:
-    """What a replica is. Batches of more than `memory_tokens` run out of memory."""
+    """The settings of a simulated replica. Batches of more than `memory_tokens` run out of memory."""
 
     is_group: bool = True
     is_queued: bool = False
@@ -47,7 +47,7 @@ class Nature:
 
 @dataclass
 class Ledger:
-    """What a replica has gone through."""
+    """The losses and failures that a simulated replica has gone through."""
 
     num_reloads: int = 0
     num_allowed: int = 0  # reloads that something accounts for
@@ -196,7 +196,7 @@ class SimulatedReplica:
     def _account(self, work: OwnedBatch) -> None:
         """Allow a reload for a batch that failed for the first time, and for each bad text in it what it may take."""
         num_bad = sum(self.is_bad(uid, length) for uid, length in find_lengths(work.batch))
-        # Of two batches that were started, nobody knows which one has ended the process.
+        # If two batches were started, nobody knows which of them has ended the process.
         of_one = 1 + self.nature.is_queued + SICKENED_BY_ONE * self.nature.falls_sick
         self.ledger.num_allowed += 1 + of_one * num_bad
 
@@ -266,7 +266,7 @@ def check_answers(replica: SimulatedReplica) -> None:
 
 
 def may_end(replica: SimulatedReplica, ticket: Ticket, texts: list[tuple[int, int]]) -> bool:
-    """Whether all texts of this request may be refused together, to be tried again in smaller chunks."""
+    """Return True if all texts of this request may be refused together, to be tried again in smaller chunks."""
     if isinstance(ticket.error, EngineStopped):
         return replica.is_dead
     assert isinstance(ticket.error, RunnerDied)

@@ -1,6 +1,6 @@
-"""What a model is foreseen to need: weights counted by hand from their sizes, and that batches are bounded by it.
+"""The predicted weights of a model are those counted by hand from its sizes, and batches are limited by the prediction.
 
-What a pass needs is measured in tests/contract/test_footprint_agrees.py.
+The memory of a pass is measured in tests/contract/test_footprint_agrees.py.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Whatever the plan refuses an engine refuses, with the same sentence and before any process is started."""
+"""An engine refuses whatever the plan refuses, with the same sentence and before it starts any process."""
 
 from collections.abc import Mapping
 from pathlib import Path
