@@ -31,6 +31,8 @@ from vectormill.jobs.item import Item
 from vectormill.jobs.job import DEFAULT_PRIORITY, Job
 from vectormill.jobs.jobs import find_job
 
+# A process may take longer to start than a worker is alive without a heartbeat.
+KEEP_ALIVE = text("UPDATE vectormill.workers SET heartbeat_at = now() + interval '1 hour'")
 AGE_UPLOADS = text(
     "UPDATE vectormill.jobs SET updated_at = now() - interval '1 hour' WHERE state = 'uploading'"
 )
@@ -115,6 +117,7 @@ def test_a_dispatcher_killed_at_any_step_leaves_every_chunk_to_the_next_one(
 ) -> None:
     def dispatch(number: int, last: int | None) -> tuple[Job, list[str]]:
         register_worker(engine, slots=8)
+        execute(engine, KEEP_ALIVE)
         job = submit(engine, make_items(6, prefix=f"j{number}-"), chunk_max_items=2)
         with running(dispatch_once, servers, last=last) as victim:
             return job, victim.hear_all()
