@@ -51,6 +51,7 @@ from worker.identity import EndedWorker, FailureNotice, WorkerIdentity, release_
 from worker.loading import LoadingDisplay
 from worker.messages import forget_foreign_tasks
 from worker.placement.placement import Assignment, read_assignment
+from worker.placement.strategies import REPLICATE
 from worker.queries import QueryListener
 from worker.report import ReportMaker, WorkerReport, read_losses
 from worker.runner.starter import Sharing
@@ -142,7 +143,8 @@ def run_replica(
     release_chunks_of(ended, heart)
     stopping = threading.Event()
     cache_dir = find_cache_dir(settings)
-    sharing = Sharing(assignment.replica, devices) if len(devices) > 1 else None
+    is_whole = assignment.replica.strategy == REPLICATE
+    sharing = None if is_whole else Sharing(assignment.replica, devices)
     make_one = partial(
         Engine,
         card,

@@ -30,7 +30,7 @@ from worker.model.packed import make_attention
 from worker.parallel.agreement import set_attention
 from worker.parallel.shard_encoder import ShardEncoder, load_shard
 from worker.placement.placement import Rank
-from worker.placement.strategies import FULLY_SHARDED, SHARED, TENSOR
+from worker.placement.strategies import FULLY_SHARDED, OFFLOAD, SHARED, TENSOR
 from worker.tokens.tokenized import SPANS
 
 NUM_LAYERS: Final = 4
@@ -64,7 +64,7 @@ DEVICE: Final = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
 
 def stage_layers(strategy: str, world_size: int, num_layers: int = NUM_LAYERS) -> tuple[int, ...]:
     """Stages of unequal size where that is possible."""
-    if strategy in (TENSOR, FULLY_SHARDED):
+    if strategy in (TENSOR, FULLY_SHARDED, OFFLOAD):
         return (num_layers,)
     return (*(1,) * (world_size - 1), num_layers - world_size + 1)
 
@@ -138,9 +138,12 @@ def encode_with_all(
     answers: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32 | np.int64]]] = {}
     for folder in sorted(path for path in directory.iterdir() if path.is_dir()):
         card = read_card(folder)
-        for strategy in (each for each in strategies_of(folder.name) if each in strategies):
+        for strategy in (each for each in (*strategies_of(folder.name), OFFLOAD) if each in strategies):
             layers = stage_layers(strategy, world_size, read_num_layers(folder))
-            rank = Rank(number, world_size, strategy, layers, directory / "meeting_point", 60.0)
+            num_offloaded = layers[0] if strategy == OFFLOAD else 0
+            rank = Rank(
+                number, world_size, strategy, layers, directory / "meeting_point", 60.0, num_offloaded
+            )
             for attention in attentions_of(folder.name):
                 order = EncoderOrder(
                     card, DEVICE, "torch", precision_of(folder.name), 1, directory, attention, rank

@@ -44,7 +44,7 @@ from worker.encoder.backends import load_encoder
 from worker.encoder.choice import PACKED, PADDED
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.encoder.outputs import BITS, POOLED, RawOutputs, read_row
-from worker.placement.strategies import FULLY_SHARDED, PIPELINE, SHARED, TENSOR
+from worker.placement.strategies import FULLY_SHARDED, OFFLOAD, PIPELINE, SHARED, TENSOR
 from worker.runner.starter import LOOPBACK
 
 # One of each kind: learned positions, positions behind the padding id, rotary with windows on some layers and joined
@@ -166,6 +166,15 @@ def test_a_shared_model_gives_the_vectors_of_a_whole_one(
             assert len(batch) == 1 or np.ptp(expected, axis=0).min() > 100 * MAX_LOGIT_ERROR
         else:
             assert find_cosines(found, expected).min() >= 0.99999
+
+
+def test_layers_in_main_memory_give_the_vectors_of_a_whole_model(tmp_path: Path) -> None:
+    names = ("bert", "qwen3, window", "deberta-v2, convolution", *COMPRESSED)
+    save_models(tmp_path, 2, set(names))
+    shared = (1, tmp_path, ask_ranks(tmp_path, 1, (OFFLOAD,)))
+    for name in names:
+        for attention in attentions_of(name):
+            test_a_shared_model_gives_the_vectors_of_a_whole_one(shared, name, OFFLOAD, attention)
 
 
 def test_ranks_that_outnumber_the_key_heads_have_the_one_that_their_queries_need(tmp_path: Path) -> None:

@@ -45,7 +45,11 @@ def describe_replica(replica: Body) -> str:
     parts = [f"{replica['max_batch_tokens']:,} tokens per forward pass"]
     if replica["strategy"] != REPLICATE:
         num_devices = sum(len(stage["shards"]) for stage in replica["stages"])
-        parts.insert(0, f"{replica['strategy']} over {num_devices} devices")
+        host_bytes = sum(
+            shard.get("host_bytes", 0) for stage in replica["stages"] for shard in stage["shards"]
+        )
+        offloaded = f"{replica.get('num_offloaded')} layers ({format_gib(host_bytes)}) in main memory"
+        parts.insert(0, f"{replica['strategy']} over {num_devices} devices" if num_devices > 1 else offloaded)
     return ", ".join(parts)
 
 

@@ -257,7 +257,7 @@ def foresee_footprints(
     shares = [WHOLE]
     if replica is not None:
         layers = [stage.num_layers for stage in replica.stages]
-        shares = list_shares(replica.strategy, layers, len(devices))
+        shares = list_shares(replica.strategy, layers, len(devices), replica.num_offloaded)
     try:
         return [
             make_footprint(

@@ -172,7 +172,7 @@ def fill(
     adapter: Mapping[str, MatrixPair] = MappingProxyType({}),
     on_read: OnRead | None = None,
 ) -> int:
-    """Allocate every parameter on the device and fill it from the files. Return the number of bytes read.
+    """Allocate parameters without storage on the device, and fill all from the files. Return the bytes read.
 
     `first_layer` is the index in the whole model of this part's first layer. `joined` are those of the
     layout, where each of the matrices in one tensor is cut separately. `cuts` are, by name, the parameters as
@@ -184,7 +184,7 @@ def fill(
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
-    model.to_empty(device=device)  # this empties buffers too
+    model._apply(lambda held: torch.empty_like(held, device=device) if held.device.type == "meta" else held)
     for module, name, buffer in buffers:
         setattr(module, name, buffer.to(device))
     prefix = PUBLISHED_PREFIX if is_published(card) else str(getattr(model, "base_model_prefix", ""))

@@ -29,6 +29,7 @@ from worker.encoder.encoder import EncoderOrder
 from worker.model.adapters import open_adapter
 from worker.model.torch_encoder import DTYPES
 from worker.parallel.filling import fill, hold_rounded
+from worker.parallel.offload import OffloadedLayers
 from worker.parallel.pipeline import PipelineStage, cut_stage
 from worker.parallel.rendezvous import PROCESS_GROUPS, join_process_group
 from worker.placement.placement import Rank
@@ -123,9 +124,11 @@ class LoadedShard:
         self._rank = rank
         self._hidden_size = hidden_size
         self.device = open_device(order)
-        join_process_group(rank, PROCESS_GROUPS[order.device.kind])
+        if rank.world_size > 1:
+            join_process_group(rank, PROCESS_GROUPS[order.device.kind])
         with open_adapter(network, order.card) as adapter:  # while the network is whole
             cuts = self._divide(network, layout, is_compressed=precision in COMPRESSED)
+            offloaded = OffloadedLayers(network.get_submodule(layout.layers), rank.num_offloaded)
             self.num_bytes_read = fill(
                 network,
                 order.card,
@@ -137,6 +140,7 @@ class LoadedShard:
                 adapter=adapter,
                 on_read=order.on_read,
             )
+        offloaded.attach(self.device)
         dtype = DTYPES[find_arithmetic(precision, order.device)]
         self._stage = PipelineStage(rank, dtype, self.device)
         # Returns for how long this rank has waited for its neighbours in the batches that are done, as far as

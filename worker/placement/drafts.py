@@ -14,7 +14,7 @@ from worker.devices.device import BYTES_PER_SECOND, LINK_KINDS, Links
 from worker.placement.placement import AUTO, Replica
 from worker.placement.replicas import DoesNotFit, ReplicaBuilder
 from worker.placement.room import DeviceCapacity
-from worker.placement.strategies import HYBRID, REPLICATE, SHARED
+from worker.placement.strategies import HYBRID, OFFLOAD, REPLICATE, SHARED
 
 # The largest number of subsets of devices that are tried: eight devices of four classes have 81.
 MOST_FLEETS = 128
@@ -120,9 +120,9 @@ class Draft:
 
     @property
     def name(self) -> str:
-        if self.strategy == REPLICATE:
+        if self.group_size == 1:
             count = len(self.replicas)
-            return f"{REPLICATE} on {count} device{'s' if count > 1 else ''}" if count else REPLICATE
+            return f"{self.strategy} on {count} device{'s' if count > 1 else ''}" if count else self.strategy
         return f"{self.strategy} over {self.group_size}"
 
 
@@ -130,6 +130,9 @@ def draft_plans(
     rooms: Sequence[DeviceCapacity], links: Links, builder: ReplicaBuilder, strategy: str
 ) -> Iterator[Draft]:
     """Yield a draft for every allowed strategy, number of devices per replica, and subset of the devices."""
+    if strategy == OFFLOAD:
+        yield draft_replicas(rooms, builder, OFFLOAD)
+        return
     is_free = strategy in (AUTO, HYBRID)
     # Where every device is used in full by a replica of its own, nothing is faster; other plans are drafted to be told.
     is_best_alone = is_free and sum(
@@ -147,12 +150,14 @@ def draft_plans(
                     yield _draft_hybrid(fleet, size, shared, links, builder)
 
 
-def draft_replicas(rooms: Sequence[DeviceCapacity], builder: ReplicaBuilder) -> Draft:
+def draft_replicas(
+    rooms: Sequence[DeviceCapacity], builder: ReplicaBuilder, strategy: str = REPLICATE
+) -> Draft:
     """Draft a replica on every device that can hold one alone."""
-    built = {room.name: builder.build(REPLICATE, (room,), "") for room in rooms}
+    built = {room.name: builder.build(strategy, (room,), "") for room in rooms}
     refused = {name: each for name, each in built.items() if isinstance(each, DoesNotFit)}
     return Draft(
-        REPLICATE,
+        strategy,
         1,
         tuple(each for each in built.values() if isinstance(each, Replica)),
         {name: each.reason for name, each in refused.items()},

@@ -15,7 +15,7 @@ from vectormill.models.model_card import ModelCard
 from vectormill.models.model_shape import ModelShape, TensorSize
 from vectormill.models.rounding import SMALLEST_TABLE_ROWS, find_group_size
 from worker.devices.device import CUDA
-from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR
+from worker.placement.strategies import FULLY_SHARDED, NUM_SLOTS, OFFLOAD, PIPELINE, REPLICATE, TENSOR
 
 VALUE_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0}
 FLOAT_BYTES: Final = 4
@@ -75,6 +75,8 @@ GATHERED_EMBEDDINGS: Final = 2
 class Portion:
     """The part of a model on one device: `num_layers` of `num_ranks` that share it by `strategy`.
 
+    With layers in main memory, `num_layers` counts those that the device has at a time.
+
     Only the first stage of a pipeline has the embeddings, and only the last what follows the layers.
     """
 
@@ -88,8 +90,15 @@ class Portion:
 WHOLE: Final = Portion()
 
 
-def list_shares(strategy: str, stage_layers: Sequence[int], num_ranks: int) -> list[Portion]:
-    """Return the share of each device of a replica, whose stages have so many layers."""
+def list_shares(
+    strategy: str, stage_layers: Sequence[int], num_ranks: int, num_offloaded: int = 0
+) -> list[Portion]:
+    """Return the share of each device of a replica, whose stages have so many layers.
+
+    `num_offloaded` of them are in main memory, and pass through slots of the device.
+    """
+    if strategy == OFFLOAD:
+        return [Portion(strategy, num_layers=stage_layers[0] - num_offloaded + NUM_SLOTS)]
     if strategy != PIPELINE:
         return [Portion(strategy, num_ranks)] * num_ranks
     last = num_ranks - 1
@@ -222,7 +231,7 @@ class WeightBytes:
         """Return what one device holds, at most: a stage's layers are counted as the largest of the model."""
         if share.strategy == REPLICATE:
             return self.total_bytes
-        if share.strategy == PIPELINE:
+        if share.strategy in (PIPELINE, OFFLOAD):
             count = len(self.layer_bytes) if share.num_layers is None else share.num_layers
             ends = self.embedding_bytes * share.is_first + self.other_bytes * share.is_last
             return ends + self.common_bytes + count * max(self.layer_bytes, default=0)
@@ -359,7 +368,9 @@ def _list_layer_moments(
     masks, scores = _count_masks(shape, attention, value_bytes, ranks)
     if shape.num_relative_positions and not shape.is_extractor:
         # transformers keeps the output of every layer of a DeBERTa.
-        states = shape.num_layers if share.num_layers is None else share.num_layers
+        states = shape.num_layers
+        if share.strategy == PIPELINE and share.num_layers is not None:
+            states = share.num_layers
         # The scores of all relative positions, from which each pair of tokens then picks one.
         relative = shape.num_heads * shape.num_relative_positions + 2 * shape.hidden_size
         yield Moment(

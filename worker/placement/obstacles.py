@@ -10,19 +10,22 @@ from vectormill.models.families import find_family
 from vectormill.models.model_card import GLINER, ModelCard
 from vectormill.models.model_shape import ModelShape
 from vectormill.models.rounding import find_group_size
+from worker.devices.device import CUDA
 from worker.placement.footprint import COMPRESSED
 from worker.placement.placement import AUTO
-from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR
+from worker.placement.strategies import FULLY_SHARDED, OFFLOAD, PIPELINE, REPLICATE, TENSOR
 
 # The backend that runs parts of a model.
 TORCH: Final = "torch"
 
 
 class NamedDevice(Protocol):
-    """A device as far as obstacles depend on it: its name, and the GPU that it is a part of, if it is one."""
+    """A device as far as obstacles depend on it: its name and kind, and the GPU that it is a part of, if any."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
     @property
     def card(self) -> str: ...
 
@@ -60,6 +63,8 @@ def find_division_obstacle(
     num_ranks, layout = len(devices), find_family(shape.model_type).layout
     if layout is None:
         return f"models of the architecture {shape.model_type!r} cannot be shared between devices"
+    if strategy == OFFLOAD and devices[0].kind != CUDA:
+        return f"layers are kept in main memory for CUDA devices only, and {devices[0].name} is none"
     if parts := find_parts_of_one_card(devices):
         return f"{' and '.join(parts)} are parts of one GPU, which NCCL cannot connect"
     if strategy == PIPELINE and num_ranks > shape.num_layers:

@@ -47,12 +47,16 @@ class PlanSettings:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a model on one device. Weights and activations fit into `capacity_bytes`."""
+    """The part of a model on one device. Weights and activations fit into `capacity_bytes`.
+
+    `host_bytes` of further weights are in main memory, and copied to the device in each pass.
+    """
 
     device: str
     capacity_bytes: int
     weight_bytes: int
     activation_bytes: int
+    host_bytes: int = 0
 
     @property
     def headroom_bytes(self) -> int:
@@ -79,6 +83,7 @@ class Replica:
     `max_batch_tokens` is what a forward pass of the replica has room for, over all ranks.
     `relative_rate` is its predicted rate relative to one device with memory for a full batch.
     `longest_text_tokens` is the longest text that its plan has room for, or 0 if nothing limits it.
+    `num_offloaded` is the number of layers in main memory.
     """
 
     strategy: str
@@ -86,6 +91,7 @@ class Replica:
     max_batch_tokens: int
     relative_rate: float
     longest_text_tokens: int = 0
+    num_offloaded: int = 0
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -133,7 +139,7 @@ class Rank:
 
     `stage_layers` are the numbers of layers of all stages: one per rank, or a single one for all ranks
     together. `meeting_point` is the path of a file that does not exist yet, through which the ranks of one
-    start find each other.
+    start find each other. `num_offloaded` layers are kept in main memory.
     """
 
     number: int
@@ -142,6 +148,7 @@ class Rank:
     stage_layers: tuple[int, ...]
     meeting_point: Path
     timeout_seconds: float
+    num_offloaded: int = 0
 
     @property
     def is_first(self) -> bool:
@@ -169,6 +176,7 @@ def make_ranks(replica: Replica, meeting_point: Path, timeout_seconds: float) ->
             layers,
             meeting_point,
             timeout_seconds,
+            replica.num_offloaded,
         )
         for number in range(world_size)
     )
@@ -212,6 +220,7 @@ def replica_json(replica: Replica) -> dict[str, Any]:
         "max_batch_tokens": replica.max_batch_tokens,
         "relative_rate": round(replica.relative_rate, 4),
         "longest_text_tokens": replica.longest_text_tokens,
+        "num_offloaded": replica.num_offloaded,
         "stages": [
             {
                 "first_layer": stage.first_layer,

@@ -1,6 +1,7 @@
 """Write the sentences that explain a plan and why alternatives were rejected. Decides nothing."""
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,7 +9,7 @@ from math import ceil
 from typing import Final
 
 from vectormill.workers.plan_picture import format_gib
-from worker.devices.device import MEMORY, NVLINK, PCIE, SOCKETS, Links
+from worker.devices.device import BYTES_PER_SECOND, MEMORY, NVLINK, PCIE, SOCKETS, Links
 from worker.placement.drafts import (
     SHORTEST_USEFUL_TOKENS,
     Draft,
@@ -19,7 +20,7 @@ from worker.placement.drafts import (
 from worker.placement.placement import AUTO, PRECISIONS, PlanSettings, Rejection, Replica
 from worker.placement.replicas import DoesNotFit, ReplicaBuilder
 from worker.placement.room import GIB, DeviceCapacity, memory_for
-from worker.placement.strategies import HYBRID, PIPELINE, REPLICATE, SHARED, STRATEGIES
+from worker.placement.strategies import HYBRID, OFFLOAD, PIPELINE, REPLICATE, SHARED, STRATEGIES
 
 # Makes a builder for another precision, whose replicas have to hold a text of this many tokens.
 MakeBuilder = Callable[[str, int], ReplicaBuilder]
@@ -62,9 +63,18 @@ def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: PlanRequest) -> 
         tokens = min(each.max_batch_tokens for each in chosen.replicas if each.strategy == REPLICATE)
         one_each = f"{_listed(alone)} holds" if len(alone) == 1 else f"Each of {_listed(alone)} holds"
         sentences.append(f"{one_each} a whole replica, with room for {tokens:,} tokens.")
+    if chosen.strategy == OFFLOAD:
+        if asked.settings.strategy == AUTO:
+            sentences.append("The devices have no room for the model, even together.")
+        alike: dict[str, list[str]] = {}
+        for replica in chosen.replicas:
+            alike.setdefault(_describe_offload(replica), []).extend(replica.devices)
+        for how, names in alike.items():
+            each = f"{names[0]} keeps" if len(names) == 1 else f"Each of {_listed(names)} keeps"
+            sentences.append(f"{each} {how}")
     groups: dict[str, list[str]] = {}
     for replica in chosen.replicas:
-        if replica.strategy != REPLICATE:
+        if replica.strategy in SHARED:
             how = _describe_sharing(replica, LINK_WORDS[asked.links.slowest(replica.devices)])
             groups.setdefault(how, []).append(_listed(replica.devices))
     for how, names in groups.items():
@@ -80,6 +90,15 @@ def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: PlanRequest) -> 
 def _describe_sharing(replica: Replica, link: str) -> str:
     how = STRATEGIES[replica.strategy].how_shared.format(stages=len(replica.stages))
     return f"{how}, over {link}. A forward pass has room for {replica.max_batch_tokens:,} tokens"
+
+
+def _describe_offload(replica: Replica) -> str:
+    host_bytes = replica.stages[0].shards[0].host_bytes
+    return (
+        f"{replica.num_offloaded} layers in main memory ({format_gib(host_bytes)}) and copies them for every batch, "
+        f"while others are computed. That takes at least {host_bytes / BYTES_PER_SECOND[PCIE]:.1f} s over PCIe, also "
+        f"for a single query. A forward pass has room for {replica.max_batch_tokens:,} tokens."
+    )
 
 
 def explain_idle(chosen: Draft, drafts: Sequence[Draft], rooms: Sequence[DeviceCapacity]) -> dict[str, str]:
@@ -197,6 +216,10 @@ def _ways_out(asked: PlanRequest, longest: int) -> Iterator[str]:
             weights = format_gib(asked.make_builder(smaller, asked.settings.max_tokens).weights.total_bytes)
             yield f"--precision {smaller}: the weights take {weights}, and {fitting}"
     largest = max(rooms, key=lambda room: room.capacity_bytes)
+    held = builder.build(OFFLOAD, (replace(largest, host_bytes=sys.maxsize),), "")
+    if isinstance(held, Replica) and not longest and asked.settings.strategy in (AUTO, OFFLOAD):
+        lacking = len(rooms) * (held.stages[0].shards[0].host_bytes - largest.host_bytes)
+        yield f"{format_gib(lacking)} more main memory, from which layers would be copied for every batch"
     asks_all = asked.settings.strategy in (AUTO, HYBRID)
     allowed = (REPLICATE, *SHARED) if asks_all else (asked.settings.strategy,)
     for more in range(1, MOST_MORE_DEVICES):

@@ -16,7 +16,7 @@ from typing import Final
 
 from vectormill.models.model_shape import ModelShape
 from vectormill.workers.plan_picture import format_gib
-from worker.devices.device import BYTES_PER_SECOND, LATENCY_SECONDS
+from worker.devices.device import BYTES_PER_SECOND, LATENCY_SECONDS, PCIE
 from worker.placement.footprint import (
     NOTHING,
     VALUE_BYTES,
@@ -30,7 +30,7 @@ from worker.placement.footprint import (
 from worker.placement.obstacles import find_division_obstacle
 from worker.placement.placement import Replica, Shard, Stage
 from worker.placement.room import DeviceCapacity
-from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR
+from worker.placement.strategies import FULLY_SHARDED, NUM_SLOTS, OFFLOAD, PIPELINE, REPLICATE, TENSOR
 
 # The number of tokens at once at which a device reaches half of its rate. Measured on two CPU cores: 256
 # tokens reach 70 % of the rate of 2,048 (docs/LOG.md); for GPUs the roofline's ridge is near 300 to 600
@@ -186,15 +186,47 @@ class ReplicaBuilder:
         if obstacle := self.find_obstacle(strategy, rooms):
             return DoesNotFit(obstacle)
         counts = [self._shape.num_layers]
+        if strategy == OFFLOAD:
+            return self._offload(rooms, link)
         if strategy == PIPELINE:
             divided = self._split_layers(rooms)
             if isinstance(divided, DoesNotFit):
                 return divided
             counts = divided
+        return self._hold(strategy, rooms, link, counts)
+
+    def _offload(self, rooms: tuple[DeviceCapacity, ...], link: str) -> Replica | DoesNotFit:
+        """Return a replica with as many layers in main memory as make it fastest: they leave room for batches."""
+        num_layers, (room,) = self._shape.num_layers, rooms
+        numbers = range(2 * NUM_SLOTS, num_layers + 1, NUM_SLOTS)  # with fewer, nothing is gained
+        if not numbers:
+            return DoesNotFit(f"the model has {num_layers} layers, too few to keep some in main memory")
+        fitting = [number for number in numbers if number * self.cost.layer_weight_bytes <= room.host_bytes]
+        if not fitting:
+            needed = numbers[0] * self.cost.layer_weight_bytes
+            return DoesNotFit(
+                f"main memory has room for {format_gib(room.host_bytes)} of layers beside {room.name}",
+                needed - room.host_bytes,
+            )
+        built = [self._hold(OFFLOAD, rooms, link, [num_layers], number) for number in fitting]
+        replicas = [each for each in built if isinstance(each, Replica)]
+        return max(replicas, key=lambda each: each.relative_rate) if replicas else built[-1]
+
+    def _hold(
+        self,
+        strategy: str,
+        rooms: tuple[DeviceCapacity, ...],
+        link: str,
+        counts: Sequence[int],
+        num_offloaded: int = 0,
+    ) -> Replica | DoesNotFit:
+        """Return a replica whose stages have so many layers, of which some are in main memory."""
+        shares = list_shares(strategy, counts, len(rooms), num_offloaded)
         needs = [
             self.foresee(share, room.kind, room.memory_bytes)
-            for share, room in zip(list_shares(strategy, counts, len(rooms)), rooms, strict=True)
+            for share, room in zip(shares, rooms, strict=True)
         ]
+        host_bytes = num_offloaded * self.cost.layer_weight_bytes
         left = [room.capacity_bytes - need.weight_bytes for room, need in zip(rooms, needs, strict=True)]
         num_rows = min(
             need.largest_batch_tokens(free, self.max_tokens) // self.max_tokens
@@ -210,6 +242,7 @@ class ReplicaBuilder:
                 room.capacity_bytes,
                 need.weight_bytes,
                 need.predict_batch_bytes(num_rows, self.max_tokens),
+                host_bytes,
             )
             for room, need in zip(rooms, needs, strict=True)
         ]
@@ -219,7 +252,9 @@ class ReplicaBuilder:
             stages = [Stage(*each[:2], (each[2],)) for each in zip(firsts, counts, shards, strict=False)]
         batch_tokens = tokens * (len(rooms) if strategy == FULLY_SHARDED else 1)
         rate = self._rate(strategy, rooms, counts, batch_tokens, link)
-        return Replica(strategy, tuple(stages), batch_tokens, rate)
+        if num_offloaded:  # layers arrive while others are computed
+            rate = min(rate, batch_tokens / (host_bytes / BYTES_PER_SECOND[PCIE]))
+        return Replica(strategy, tuple(stages), batch_tokens, rate, num_offloaded=num_offloaded)
 
     def _rate(
         self, strategy: str, rooms: Sequence[DeviceCapacity], counts: Sequence[int], tokens: int, link: str
@@ -231,7 +266,7 @@ class ReplicaBuilder:
         if strategy == FULLY_SHARDED:  # each rank encodes different texts
             return fully_sharded_rate(flops, kind, tokens, link, self.cost)
         rates = [device_rate(each, kind, tokens, self.cost) for each in flops]
-        if strategy == REPLICATE:
+        if strategy in (REPLICATE, OFFLOAD):
             return rates[0]
         shares = [rate * self._shape.num_layers / count for rate, count in zip(rates, counts, strict=True)]
         return pipeline_rate(shares, tokens, link, self.cost)

@@ -9,6 +9,10 @@ HYBRID: Final = "hybrid"
 PIPELINE: Final = "pipeline"
 TENSOR: Final = "tensor"
 FULLY_SHARDED: Final = "fully_sharded"
+OFFLOAD: Final = "offload"
+
+# A GPU whose model has layers in main memory holds so many of these at a time: one to compute and one that arrives.
+NUM_SLOTS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,12 @@ STRATEGIES: Final[Mapping[str, Strategy]] = {
             "fully sharded",
             "every layer's weights are gathered for every batch",
             "fully sharded: each encodes different texts and gathers the weights layer by layer",
+        ),
+        Strategy(
+            OFFLOAD,
+            "offloaded",
+            "every batch waits for layers that are copied from main memory",
+            has_stages=True,
         ),
     )
 }

@@ -34,7 +34,7 @@ from worker.placement.reasons import (
 )
 from worker.placement.replicas import MinimumNeeds, ReplicaBuilder
 from worker.placement.room import OVERHEAD_BYTES, DeviceCapacity, guess_flops, measure_room
-from worker.placement.strategies import STRATEGIES
+from worker.placement.strategies import OFFLOAD, STRATEGIES
 
 # The number of tokens at once beyond which a device gets no faster (docs/LOG.md for CPUs).
 FULL_BATCH_TOKENS: Final[Mapping[str, int]] = {CPU: 2048, CUDA: 32768, MPS: 8192}
@@ -58,7 +58,8 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
             f"Unknown strategy {settings.strategy!r}; expected one of: {', '.join((AUTO, *STRATEGIES))}."
         )
     devices = parse_devices(settings.devices, inventory)
-    rooms = [measure_room(device, settings.memory_share) for device in devices]
+    host_bytes = measure_host(inventory, settings.memory_share) // len(devices)
+    rooms = [measure_room(device, settings.memory_share, host_bytes) for device in devices]
     links = inventory.links
 
     def make_builder(precision: str, max_tokens: int) -> ReplicaBuilder:
@@ -66,13 +67,20 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
         return ReplicaBuilder(shape, make_needs(rooms, asked))
 
     asked = PlanRequest(rooms, links, make_builder, settings)
-    longest = find_longest_text(
-        rooms, links, partial(make_builder, settings.precision), settings.strategy, settings.max_tokens
-    )
+
+    def find_longest(strategy: str) -> int:
+        make = partial(make_builder, settings.precision)
+        return find_longest_text(rooms, links, make, strategy, settings.max_tokens)
+
+    strategy = settings.strategy
+    longest = find_longest(strategy)
+    if not longest and strategy == AUTO:
+        strategy = OFFLOAD
+        longest = find_longest(strategy)
     if not longest:
         raise ModelDoesNotFit(explain_failure(asked))
     builder = make_builder(settings.precision, longest)
-    drafts = list(draft_plans(rooms, links, builder, settings.strategy))
+    drafts = list(draft_plans(rooms, links, builder, strategy))
     chosen = _choose([draft for draft in drafts if draft.replicas])
     unit = max(builder.full_rate(room) for room in rooms)
     return Placement(
@@ -88,6 +96,12 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
         proposals=(*explain_limit(longest, asked), *propose_precision(chosen, builder, asked)),
         longest_text_tokens=longest,
     )
+
+
+def measure_host(inventory: Inventory, memory_share: float) -> int:
+    """Return the bytes of main memory that weights may take."""
+    host = Device("cpu", CPU, 0, (), 1, inventory.memory_bytes, free_bytes=inventory.free_bytes)
+    return measure_room(host, memory_share).capacity_bytes
 
 
 def make_needs(rooms: Sequence[DeviceCapacity], settings: PlanSettings) -> MinimumNeeds:

@@ -1,5 +1,7 @@
 """plan_placement, as a table of machines and models, and what has to hold for every plan."""
 
+import math
+import re
 import time
 from dataclasses import dataclass, replace
 
@@ -10,11 +12,11 @@ from hypothesis import strategies as st
 from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
 from vectormill.models.model_shape import ModelShape, TensorSize
 from worker.devices.described import describe_inventory
-from worker.devices.device import CPU, Inventory, divide_gpus
+from worker.devices.device import BYTES_PER_SECOND, CPU, PCIE, Inventory, divide_gpus
 from worker.placement.placement import Placement, PlanSettings, Replica
 from worker.placement.replicas import DoesNotFit, MinimumNeeds, ReplicaBuilder
 from worker.placement.room import GIB, DeviceCapacity
-from worker.placement.strategies import HYBRID, PIPELINE, REPLICATE, SHARED, TENSOR
+from worker.placement.strategies import HYBRID, NUM_SLOTS, OFFLOAD, PIPELINE, REPLICATE, SHARED, TENSOR
 from worker.placement.together import plan_placement
 
 
@@ -212,6 +214,47 @@ def test_a_plan_never_gets_worse_when_a_device_is_added(
     assert predicted([*sizes, more]) >= 0.95 * predicted(sizes) - 1e-9
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.sampled_from([8, 16, 24]), min_size=1, max_size=3),
+    st.sampled_from([2, 16, 64, 400, 1000]),
+    st.sampled_from(["4B", "7B", "70B"]),
+)
+def test_layers_wait_in_main_memory_only_where_nothing_else_fits(
+    sizes: list[int], memory: int, name: str
+) -> None:
+    gpus = "+".join(f"{size}GiB" for size in sizes)
+    devices = f"{gpus},16cores,{memory}GiB"
+    try:
+        expected = plan(gpus, name, "bf16")
+    except ModelDoesNotFit:
+        pass
+    else:
+        assert plan(devices, name, "bf16") == expected
+        return
+    try:
+        placement = plan(devices, name, "bf16")
+    except ModelDoesNotFit as error:
+        more = re.search(r"\(\d\) ([\d.]+) GiB more main memory", str(error))
+        if more is None:  # the devices have no room for two layers and a text
+            devices = f"{gpus},16cores,4000GiB"
+            with pytest.raises(ModelDoesNotFit, match="The closest plan"):
+                plan(devices, name, "bf16")
+            return
+        memory += math.ceil(float(more[1]) / 0.9)  # of which a tenth is left free
+        placement = plan(f"{gpus},16cores,{memory + 1}GiB", name, "bf16")
+    check_plan(placement, describe_inventory(gpus))
+    assert placement.strategy == OFFLOAD
+    held = [shard for each in placement.replicas for shard in each.stages[0].shards]
+    assert sum(shard.host_bytes for shard in held) < memory << 30
+    for replica, shard in zip(placement.replicas, held, strict=True):
+        assert shard.weight_bytes < shard.capacity_bytes
+        assert shard.host_bytes > 0
+        assert replica.num_offloaded % NUM_SLOTS == 0
+        seconds = shard.host_bytes / BYTES_PER_SECOND[PCIE]
+        assert any(f"at least {seconds:.1f} s over PCIe" in reason for reason in placement.reasons)
+
+
 @pytest.mark.parametrize("strategy", [REPLICATE, *SHARED])
 def test_a_strategy_that_is_asked_for_is_taken(strategy: str) -> None:
     placement = plan("4x24GiB,nvlink", "0.6B", "bf16", strategy)
@@ -228,8 +271,9 @@ def test_a_model_that_fits_nowhere_says_by_how_much_and_what_would_help() -> Non
     assert message.splitlines()[1:] == [
         "  (1) --precision bf16: the weights take 13.2 GiB, and replicate on 1 device fits",
         "  (2) --precision int8: the weights take 7.0 GiB, and replicate on 1 device fits",
-        "  (3) 1 more device like cuda:0, 2 in total",
-        "  (4) one device with at least 32 GiB of memory",
+        "  (3) 14.6 GiB more main memory, from which layers would be copied for every batch",
+        "  (4) 1 more device like cuda:0, 2 in total",
+        "  (5) one device with at least 32 GiB of memory",
     ]
 
 
