@@ -27,7 +27,7 @@ from vectormill.processes.supervisor import ChildSpec, Supervisor
 from vectormill.settings import Settings, process_environment
 from worker.devices.control_groups import count_oom_kills
 from worker.devices.detect import detect_inventory
-from worker.devices.device import CPU, VISIBLE_DEVICES, Inventory, thread_environment
+from worker.devices.device import CPU, Inventory, thread_environment
 from worker.devices.presence import GpuPresence
 from worker.identity import EndedWorker
 from worker.placement.placement import Assignment, draw_placement, part_json, write_assignment
@@ -55,11 +55,8 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
     """
     environment = process_environment(settings)
     worker_settings = load_worker_settings(devices=devices)
-    inventory = detect_inventory()
+    presence = GpuPresence(detect_inventory(environment))
     cards = _read_cards(open_registry(settings), models)
-    # By its UUID a GPU is found whichever the batch system has named; others that it has not named are not ours.
-    everywhere = {name: value for name, value in environment.items() if name != VISIBLE_DEVICES}
-    presence = GpuPresence(inventory, takes_new=VISIBLE_DEVICES not in environment)
     with StopSignals() as stopping, TemporaryDirectory(prefix="vectormill-launcher-") as folder:
         losses = Path(folder) / "losses"
         told = ("--launcher", str(uuid4()), "--losses", str(losses))
@@ -73,7 +70,7 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
         try:
             follower.supervisor.start()
             if not all(name.strip().startswith(CPU) for name in worker_settings.devices.split(",")):
-                watch = partial(follower.watch, lambda: detect_inventory(everywhere))
+                watch = partial(follower.watch, partial(detect_inventory, environment))
                 threading.Thread(target=watch, name="devices", daemon=True).start()
             follower.supervisor.wait()
         finally:
@@ -114,8 +111,9 @@ class PlanFollower:
         self._losses = losses
         self._stopping = stopping
         self._woken = threading.Event()
+        self._is_behind = False
         self._running = self._plan()
-        children = [self._start(name) for name in self._running]
+        children = [self._start(name, *planned) for name, planned in self._running.items()]
         # With several children, their bars would overwrite each other.
         if len(children) == 1 and sys.stderr.isatty():
             children = [replace(children[0], argv=(*children[0].argv, "--bar"))]
@@ -130,13 +128,20 @@ class PlanFollower:
                 self._woken.wait(LOOK_SECONDS)
             self._woken.clear()
             try:
-                if not self._stopping.is_set() and self._presence.compare(detect(), datetime.now(UTC)):
-                    self.follow()
+                if not self._stopping.is_set():
+                    self.look(detect(), datetime.now(UTC))
             except Exception:  # a driver or a plan may fail in any way; what runs goes on
-                logger.exception("Could not look for lost GPUs.")
+                logger.exception("Could not follow the GPUs. The next look tries again.")
 
-    def follow(self) -> None:
-        """Plan anew, and restart the replicas that this changes."""
+    def look(self, found: Inventory, now: datetime) -> None:
+        """Follow what is found if it differs from what was planned for, or if that could not be followed before."""
+        self._is_behind |= self._presence.compare(found, now)
+        if self._is_behind:
+            self._follow()
+            self._is_behind = False
+
+    def _follow(self) -> None:
+        """Plan anew, and restart the replicas that this changes. After an error it can be called again."""
         remedy = "the plan leaves it out until it is back."
         try:
             planned = self._plan()
@@ -146,11 +151,12 @@ class PlanFollower:
         lost = self._presence.describe_lost().values()
         lines = [f"On {socket.gethostname()}, {each}; {remedy}" for each in lost]
         logger.warning("Planned anew. %s", " ".join(lines) or "All GPUs are there.")
+        staying = {name: each for name, each in self._running.items() if _is_same(each, planned.get(name))}
+        coming = [self._start(name, *each) for name, each in planned.items() if name not in staying]
+        self._running = staying  # until all others run
+        self.supervisor.change(self.supervisor.pids.keys() - staying, coming, GRACE_SECONDS)
+        self._running = planned | staying
         self._losses.write_text("".join(f"{line}\n" for line in lines))
-        leaving = {name for name, each in self._running.items() if not _is_same(each, planned.get(name))}
-        coming = [name for name in planned if name in leaving or name not in self._running]
-        self._running = {name: planned[name] if name in coming else self._running[name] for name in planned}
-        self.supervisor.change(leaving, [self._start(name) for name in coming], GRACE_SECONDS)
 
     def _plan(self) -> dict[str, tuple[str, Assignment]]:
         """Return the model and the assignment of each replica, by the name of its process."""
@@ -162,8 +168,8 @@ class PlanFollower:
                 found[f"{planned.name} on {names}"] = planned.name, each
         return found
 
-    def _start(self, name: str) -> ChildSpec:
-        return make_process_spec(self._make_spec(name, *self._running[name]), on_end=self._woken.set)
+    def _start(self, name: str, model: str, assignment: Assignment) -> ChildSpec:
+        return make_process_spec(self._make_spec(name, model, assignment), on_end=self._woken.set)
 
 
 def _read_cards(registry: Registry, models: Sequence[str]) -> list[ModelCard]:

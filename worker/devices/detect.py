@@ -61,10 +61,11 @@ class Memory:
         return self.used_bytes / self.total_bytes
 
 
-def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
+def detect_inventory(environment: dict[str, str] | None = None) -> Inventory:
     """Return the devices that this process may use.
 
-    `environment` defaults to this process's own; a batch system such as Slurm says there which GPUs are ours.
+    `environment` defaults to a copy of this process's own; a batch system such as Slurm says there which GPUs are ours.
+    Those that are there are named by UUID afterwards: if one is lost, indices change.
     """
     if environment is None:
         # Imported here, because settings import pydantic: 15 MiB that the model process, which only needs
@@ -79,7 +80,7 @@ def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
     memory = detect_memory()
     gpus, links = list[Device](), Links(PCIE)
     if nvml := open_nvml():
-        gpus = detect_cuda_devices(environment.get(VISIBLE_DEVICES), len(groups), nvml)
+        gpus = detect_cuda_devices(environment, len(groups), nvml)
         links = detect_links(gpus, nvml)
         nvml.nvmlShutdown()  # a GPU that a process holds open cannot be reset; the next detection looks anew
     if not gpus:
@@ -168,18 +169,19 @@ def detect_processor() -> tuple[frozenset[str], str]:
     return flags, name
 
 
-def detect_cuda_devices(visible: str | None, num_threads: int, nvml: Nvml) -> list[Device]:
+def detect_cuda_devices(environment: dict[str, str], num_threads: int, nvml: Nvml) -> list[Device]:
     """Return the NVIDIA devices from the driver; asking torch would create a CUDA context in this process.
 
-    They are numbered as CUDA numbers them for this process: cuda:0 is the first that CUDA_VISIBLE_DEVICES,
-    passed as `visible`, leaves. Processes are pinned to them by UUID, so that the order of numbering does not
-    matter.
+    They are numbered as CUDA numbers them for this process: cuda:0 is the first that CUDA_VISIBLE_DEVICES leaves.
+    Processes are pinned to them by UUID, so that the order of numbering does not matter.
     """
     try:
-        gpus = select_visible(visible, list_gpus(nvml))
+        gpus, visible = select_visible(environment.get(VISIBLE_DEVICES), list_gpus(nvml))
     except nvml.NVMLError as error:
         logger.warning("Cannot list the NVIDIA GPUs, so none is used: %s.", error)
         return []
+    if visible is not None:
+        environment[VISIBLE_DEVICES] = visible
     host = detect_memory()
     return [
         Device(

@@ -7,6 +7,7 @@ tests pass another object with the same functions.
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from typing import Any, Final, Protocol
 
@@ -100,8 +101,14 @@ def list_gpus(nvml: Nvml) -> list[Gpu]:
         try:
             gpus += _describe(nvml, index, nvml.nvmlDeviceGetHandleByIndex(index))
         except nvml.NVMLError as error:  # a GPU that fell off the bus does not affect the others
-            logger.warning("Ignoring GPU %d, because the driver cannot describe it: %s.", index, error)
+            _warn_once(f"Ignoring GPU {index}, because the driver cannot describe it: {error}.")
     return gpus
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """Log a warning that is no news at the next detection, a minute later."""
+    logger.warning("%s", message)
 
 
 def _describe(nvml: Nvml, index: int, whole: Any) -> Iterator[Gpu]:
@@ -138,29 +145,24 @@ def _find_parts(nvml: Nvml, whole: Any) -> Iterator[Any]:
             continue
 
 
-def select_visible(visible: str | None, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; None (variable unset) leaves all.
+def select_visible(visible: str | None, gpus: Sequence[Gpu]) -> tuple[list[Gpu], str | None]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order, and the variable with their UUIDs as its entries.
 
-    Entries are indices or prefixes of UUIDs. As in CUDA, the list ends at the first entry that names no GPU,
-    and the index of a partitioned GPU means its first part. Source: CUDA C++ Programming Guide, environment
-    variables.
+    None (variable unset) leaves all. Entries are indices or prefixes of UUIDs; the index of a partitioned GPU means its
+    first part. An entry that names no GPU stays, as it may name one that comes later; in CUDA it ends the list, as ""
+    and -1 do here too. Source: CUDA C++ Programming Guide, environment variables.
     """
     if visible is None:
-        return list(gpus)
-    selected: list[Gpu] = []
+        return list(gpus), None
+    settled: dict[str, Gpu | None] = {}
     for entry in (part.strip() for part in visible.split(",")):
-        found = [gpu for gpu in gpus if _is_named(gpu, entry)]
-        if not found:
-            if entry not in ("", "-1"):  # the two ways to ask for no GPU
-                logger.warning(
-                    "CUDA_VISIBLE_DEVICES names %r, which is not a GPU of this machine; it and the entries after it "
-                    "are ignored, as CUDA does.",
-                    entry,
-                )
+        if entry in ("", "-1"):  # the two ways to ask for no GPU
             break
-        if found[0] not in selected:
-            selected.append(found[0])
-    return selected
+        found = next((gpu for gpu in gpus if _is_named(gpu, entry)), None)
+        settled[found.uuid if found else entry] = found
+        if not found:
+            _warn_once(f"CUDA_VISIBLE_DEVICES names {entry!r}, which is not a GPU of this machine.")
+    return [gpu for gpu in settled.values() if gpu], ",".join(settled)
 
 
 def _is_named(gpu: Gpu, entry: str) -> bool:

@@ -2,9 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Final
 
 from worker.devices.device import CUDA, Device, Inventory, Links
+
+# How long a GPU that was lost twice must stay to count as back; doubled by each loss, and forgotten after the longest.
+FIRST_PAUSE: Final = timedelta(minutes=1)
+LONGEST_PAUSE: Final = timedelta(hours=1)
 
 
 class GpuPresence:
@@ -12,13 +17,15 @@ class GpuPresence:
 
     A GPU is known by its UUID and keeps the name and the free memory of its first detection, so that the loss of one
     changes nothing about the others. A change counts once two detections in a row show it; after the first of them
-    `is_in_doubt` is true. GPUs that were not there at the start are ignored unless `takes_new`.
+    `is_in_doubt` is true. A GPU that is lost again and again must stay longer each time before it counts as back.
     """
 
-    def __init__(self, inventory: Inventory, *, takes_new: bool = True) -> None:
+    def __init__(self, inventory: Inventory) -> None:
         self._known = inventory
-        self._takes_new = takes_new
         self._doubted: frozenset[str] = frozenset()
+        self._pauses: dict[str, timedelta] = {}
+        # Since when a lost GPU is seen again without a break, and since when one that was lost counts as back.
+        self._since: dict[str, datetime] = {}
         self.lost: dict[str, datetime] = {}
 
     @property
@@ -32,9 +39,10 @@ class GpuPresence:
         return replace(self._known, accelerators=left)
 
     def describe_lost(self) -> dict[str, str]:
-        """Return the names of the lost GPUs, each with its UUID and the time of its loss."""
+        """Return the names of the lost GPUs, each with its UUID, the time of its loss, and how long it must stay."""
         return {
             device.name: f"{device.name} ({uuid}) is lost since {self.lost[uuid]:%Y-%m-%d %H:%M} UTC"
+            + (f", and must stay for {pause // FIRST_PAUSE} min" if (pause := self._pauses[uuid]) else "")
             for uuid, device in _by_uuid(self._known).items()
             if uuid in self.lost
         }
@@ -42,14 +50,27 @@ class GpuPresence:
     def compare(self, found: Inventory, now: datetime) -> bool:
         """Take note of a detection. Return True if GPUs are lost, back or new by it and by the one before."""
         known, there = _by_uuid(self._known), _by_uuid(found)
-        seen = there.keys() if self._takes_new else there.keys() & known.keys()
-        changed = frozenset((known.keys() - self.lost.keys()) ^ seen)
+        for uuid in self.lost.keys() - there.keys():
+            self._since.pop(uuid, None)
+        waiting = {
+            uuid
+            for uuid in self.lost.keys() & there.keys()
+            if now - self._since.setdefault(uuid, now) < self._pauses[uuid]
+        }
+        changed = frozenset((known.keys() - self.lost.keys()) ^ (there.keys() - waiting))
         confirmed, self._doubted = changed & self._doubted, changed - self._doubted
         for uuid in sorted(confirmed):
             if uuid not in there:
+                since, pause = self._since.pop(uuid, None), self._pauses.get(uuid, timedelta())
+                is_first = since is None or now - since >= LONGEST_PAUSE
+                self._pauses[uuid] = (
+                    timedelta() if is_first else min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
+                )
                 self.lost[uuid] = now
-            elif not self.lost.pop(uuid, None):
-                self._add(there[uuid], found)
+            else:
+                self._since[uuid] = now
+                if not self.lost.pop(uuid, None):
+                    self._add(there[uuid], found)
         return bool(confirmed)
 
     def _add(self, new: Device, found: Inventory) -> None:

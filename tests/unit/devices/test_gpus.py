@@ -132,14 +132,15 @@ def test_gpus_are_listed_in_the_order_of_the_bus_with_the_parts_of_one_that_is_c
         ("1", ["MIG-b0"]),  # CUDA shows the first part only
         ("GPU-cc", ["GPU-cc03"]),  # the beginning is enough
         ("MIG-b2,GPU-aa01", ["MIG-b2", "GPU-aa01"]),
-        ("0,9,2", ["GPU-aa01"]),  # CUDA stops at the first that is not there
+        ("0,9,2", ["GPU-aa01", "GPU-cc03"]),  # CUDA would stop at the first that is not there
+        ("0,-1,2", ["GPU-aa01"]),
         ("MIG-GPU-bb02/1/0", []),  # the form of old drivers is not understood, and is no crash
         ("0,0", ["GPU-aa01"]),
         ("G", []),  # no beginning of a UUID
     ],
 )  # fmt: skip
 def test_only_the_gpus_that_the_batch_system_gave_are_used(visible: str | None, expected: list[str]) -> None:
-    assert [gpu.uuid for gpu in select_visible(visible, list_gpus(FakeNvml()))] == expected
+    assert [gpu.uuid for gpu in select_visible(visible, list_gpus(FakeNvml()))[0]] == expected
 
 
 def test_a_gpu_that_is_named_and_not_there_is_said_and_none_is_not(caplog: pytest.LogCaptureFixture) -> None:
@@ -151,8 +152,32 @@ def test_a_gpu_that_is_named_and_not_there_is_said_and_none_is_not(caplog: pytes
     assert "names '7', which is not a GPU of this machine" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("visible", "there", "later", "ours"),
+    [
+        ("0,1", "a", "abc", "ab"),  # missing at the start
+        ("GPU-b,GPU-a", "a", "abc", "ab"),
+        ("1,3", "abcd", "bcd", "bd"),  # the driver numbers anew what is left
+        ("1,3", "abcd", "acd", "d"),
+        ("1", "abc", "", ""),
+        (None, "a", "ab", "ab"),
+        ("", "a", "ab", ""),
+    ],
+)
+def test_the_gpus_that_are_named_are_ours_whenever_they_come_and_no_others(
+    visible: str | None, there: str, later: str, ours: str
+) -> None:
+    nvml = FakeNvml()
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    nvml.gpus = [f"GPU-{letter}" for letter in there]
+    detect_cuda_devices(environment, 16, nvml)
+    nvml.gpus = [f"GPU-{letter}" for letter in later]
+    found = detect_cuda_devices(environment, 16, nvml)
+    assert {gpu.uuid for gpu in found} == {f"GPU-{letter}" for letter in ours}
+
+
 def test_devices_are_numbered_as_cuda_numbers_them_and_pinned_by_their_own_name() -> None:
-    first, second = detect_cuda_devices("2,GPU-aa01", 16, FakeNvml())
+    first, second = detect_cuda_devices({"CUDA_VISIBLE_DEVICES": "2,GPU-aa01"}, 16, FakeNvml())
     assert (first.name, first.uuid, second.name, second.uuid) == ("cuda:0", "GPU-cc03", "cuda:1", "GPU-aa01")
     assert (first.features, first.memory_bytes, first.num_threads) == (frozenset({"sm_90"}), 141 * GIB, 4)
     assert (first.num_tokenizer_threads, second.num_tokenizer_threads) == (8, 8)  # 16 cores for two GPUs
@@ -168,7 +193,7 @@ def test_a_driver_that_cannot_count_its_gpus_leaves_none_and_says_so(
         raise FakeError("Driver/library version mismatch")
 
     monkeypatch.setattr(nvml, "nvmlDeviceGetCount", fail)
-    assert detect_cuda_devices(None, 4, nvml) == []
+    assert detect_cuda_devices({}, 4, nvml) == []
     assert "Driver/library version mismatch" in caplog.text
 
 
@@ -204,7 +229,7 @@ class UnifiedNvml(FakeNvml):
 
 def test_a_gpu_with_the_memory_of_the_host_is_listed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detect, "detect_memory", lambda: Memory(120 * GIB, 100 * GIB))
-    shared, *others = detect_cuda_devices(None, 8, UnifiedNvml())
+    shared, *others = detect_cuda_devices({}, 8, UnifiedNvml())
     assert (shared.uuid, shared.memory_bytes, shared.free_bytes) == ("GPU-aa01", 120 * GIB, 100 * GIB)
     assert [device.shares_host_memory for device in (shared, *others)] == [True, False, False, False]
     use = DeviceSampler(shared, lambda: None, UnifiedNvml()).sample()
@@ -260,7 +285,7 @@ def test_the_use_of_a_cpu_is_that_of_the_process_that_encodes() -> None:
 )
 def test_the_links_between_gpus_are_those_that_the_driver_names(one: str, other: str, expected: str) -> None:
     nvml = FakeNvml()
-    assert detect_links(detect_cuda_devices(None, 8, nvml), nvml).between(one, other) == expected
+    assert detect_links(detect_cuda_devices({}, 8, nvml), nvml).between(one, other) == expected
 
 
 def write(path: Path, properties: Mapping[str, object]) -> None:

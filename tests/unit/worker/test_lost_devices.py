@@ -6,20 +6,23 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.waiting import wait_for
 from vectormill.models.registry import DEFAULT_MODEL, Registry
-from vectormill.processes.supervisor import ChildSpec
+from vectormill.processes import supervisor
+from vectormill.processes.supervisor import ChildSpec, Supervisor
 from worker import launcher
 from worker.devices.described import describe_inventory
 from worker.devices.device import NVLINK, Inventory
-from worker.devices.presence import GpuPresence
+from worker.devices.presence import LONGEST_PAUSE, GpuPresence
 from worker.launcher import PlanFollower, plan_left
 from worker.placement.placement import Assignment
 from worker.report import read_losses
@@ -51,10 +54,11 @@ class Machine:
 
     def see(self, *numbers: int, used_gib: int = 9) -> None:
         """Look twice, and find these GPUs both times."""
-        assert not self.presence.compare(describe(*numbers, used_gib=used_gib), NOW)
+        before = self.presence.inventory
+        self.follower.look(describe(*numbers, used_gib=used_gib), NOW)
         assert self.presence.is_in_doubt
-        assert self.presence.compare(describe(*numbers, used_gib=used_gib), NOW)
-        self.follower.follow()
+        self.follower.look(describe(*numbers, used_gib=used_gib), NOW)
+        assert self.presence.inventory != before
 
     def pids(self) -> dict[str, int]:
         """The processes by the names of their devices."""
@@ -77,11 +81,10 @@ def run_machine(
     tmp_path: Path,
     inventory: Inventory,
     *,
-    takes_new: bool = True,
     script: str = "exec sleep 60",
     **settings: object,
 ) -> Iterator[Machine]:
-    presence = GpuPresence(inventory, takes_new=takes_new)
+    presence = GpuPresence(inventory)
     started: list[Assignment] = []
 
     def make_spec(name: str, model: str, assignment: Assignment) -> ChildSpec:
@@ -168,10 +171,46 @@ def test_a_device_that_was_lost_at_the_start_is_planned_in_when_it_is_back(tmp_p
         assert machine.told() == []
 
 
-def test_devices_that_the_batch_system_did_not_name_are_not_taken(tmp_path: Path) -> None:
-    with run_machine(tmp_path, describe(0), takes_new=False) as machine:
-        for _ in range(3):
-            assert not machine.presence.compare(describe(0, 1), NOW)
+@pytest.mark.parametrize(
+    ("owner", "step"),
+    [
+        (launcher, "draw_placement"),
+        (Supervisor, "change"),
+        (supervisor, "_stop"),  # what was to leave may have been stopped
+        (supervisor._Keeper, "start"),  # what was to come may run
+        (Path, "write_text"),
+    ],
+)
+@pytest.mark.parametrize("then", [(1, 2), (0, 1, 2, 3)])
+def test_a_plan_that_could_not_be_followed_is_tried_at_every_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, step: str, then: tuple[int, ...]
+) -> None:
+    """Also where the GPUs are back until then."""
+    with run_machine(tmp_path, describe(0, 1, 2, 3), strategy="pipeline") as machine:
+        machine.pids()
+        work = getattr(owner, step)
+        calls = 0
+
+        def fail_twice(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            done = work(*arguments, **options)
+            if calls <= 2:
+                raise OSError("No space left on device")
+            return done
+
+        monkeypatch.setattr(owner, step, fail_twice)
+        with pytest.raises(OSError, match="No space left"):
+            machine.see(1, 2)
+        with pytest.raises(OSError, match="No space left"):
+            machine.follower.look(describe(*then), NOW)
+        machine.follower.look(describe(*then), NOW)
+        num_calls = calls
+        machine.follower.look(describe(*then), NOW)
+        assert calls == num_calls, "once is enough"
+        expected = ["cuda:1,cuda:2"] if len(then) == 2 else ["cuda:0,cuda:1", "cuda:2,cuda:3"]
+        assert list(machine.pids()) == expected
+        assert len(machine.told()) == 4 - len(then)
 
 
 def test_a_process_that_ends_has_the_devices_looked_for_at_once(
@@ -192,14 +231,63 @@ def test_a_process_that_ends_has_the_devices_looked_for_at_once(
         assert machine.pids()["cuda:0"] == before["cuda:0"]
 
 
-@given(st.lists(st.sets(st.integers(0, 3)), max_size=20))
-def test_a_change_counts_once_two_looks_in_a_row_show_it(looks: list[set[int]]) -> None:
-    presence, there, before = GpuPresence(describe(0, 1, 2, 3)), {0, 1, 2, 3}, {0, 1, 2, 3}
-    for found in looks:
-        confirmed = {each for each in range(4) if (each in found) == (each in before) != (each in there)}
-        assert presence.compare(describe(*sorted(found)), NOW) == bool(confirmed)
-        there, before = there ^ confirmed, found
-        assert {device.uuid for device in presence.inventory.accelerators} == {
-            f"GPU-{each}" for each in there
-        }
-        assert presence.is_in_doubt == (found != there)
+ALL = frozenset(range(3))
+# The most changes by one GPU within an hour: it is lost seven times, and stays 0, 1, 2, 4, 8 and 16 minutes between.
+MOST_CHANGES = 14
+
+describe_once = cache(describe)
+
+
+@example([({0, 2}, 2), (ALL, 2)] * 50)  # lost and back every other minute
+@example([({0, 2}, 2), (ALL, 8)] * 50)
+@given(st.lists(st.tuples(st.sets(st.integers(0, 2)), st.sampled_from([1, 2, 3, 10, 30, 61])), max_size=20))
+def test_a_gpu_that_is_lost_again_and_again_changes_few_plans_and_one_that_stays_is_planned_in(
+    history: list[tuple[set[int], int]],
+) -> None:
+    """Each GPU is told by its own changes: a change counts once two looks in a row show it, and a first one at once."""
+    presence, now = GpuPresence(describe_once(*ALL)), NOW
+    planned, before = ALL, ALL
+    changes: dict[int, list[datetime]] = {each: [] for each in ALL}
+    for there, minutes in [*history, (ALL, 5 + LONGEST_PAUSE // timedelta(minutes=1))]:
+        end = now + timedelta(minutes=minutes)
+        while now < end:
+            now += timedelta(seconds=5 if presence.is_in_doubt else 60)
+            is_changed = presence.compare(describe_once(*sorted(there)), now)
+            left = frozenset(
+                int(device.uuid.removeprefix("GPU-")) for device in presence.inventory.accelerators
+            )
+            assert is_changed == (left != planned)
+            for each in ALL:
+                if (each in left) != (each in planned):
+                    assert (each in left) == (each in there) == (each in before)
+                    changes[each].append(now)
+                elif (each in left) != (each in there) == (each in before):
+                    assert each not in left
+                    assert changes[each][-1] - changes[each][-2] < LONGEST_PAUSE, "since it was back"
+            planned, before = left, frozenset(there)
+    assert planned == ALL
+    for times in changes.values():
+        for first, last in zip(times, times[MOST_CHANGES:], strict=False):
+            assert last - first > LONGEST_PAUSE
+
+
+def test_how_long_a_gpu_must_stay_that_was_lost_repeatedly_is_told() -> None:
+    presence, now, told = GpuPresence(describe(0, 1)), NOW, list[str]()
+    for there in [(0,), (0, 1)] * 3:
+        for _ in range(10):
+            now += timedelta(minutes=1)
+            if presence.compare(describe(*there), now):
+                told += presence.describe_lost().values()
+    since = ["08:07", "08:27", "08:47"]
+    assert told == [
+        f"cuda:1 (GPU-1) is lost since 2026-11-30 {time} UTC{more}"
+        for time, more in zip(
+            since,
+            [
+                "",
+                ", and must stay for 1 min",
+                ", and must stay for 2 min",
+            ],
+            strict=True,
+        )
+    ]
