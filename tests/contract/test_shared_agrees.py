@@ -41,7 +41,6 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import OUTPUTS
 from worker.devices.device import CPU, Device, device_environment
 from worker.encoder.backends import load_encoder
-from worker.encoder.choice import PACKED, PADDED
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.encoder.outputs import BITS, POOLED, RawOutputs, read_row
 from worker.placement.strategies import FULLY_SHARDED, OFFLOAD, PIPELINE, SHARED, TENSOR
@@ -177,12 +176,19 @@ def test_layers_in_main_memory_give_the_vectors_of_a_whole_model(tmp_path: Path)
             test_a_shared_model_gives_the_vectors_of_a_whole_one(shared, name, OFFLOAD, attention)
 
 
-def test_ranks_that_outnumber_the_key_heads_have_the_one_that_their_queries_need(tmp_path: Path) -> None:
-    save_models(tmp_path, 4, {"qwen3"})
-    answers = ask_ranks(tmp_path, 4, (TENSOR,))
-    test_a_shared_model_gives_the_vectors_of_a_whole_one((4, tmp_path, answers), "qwen3", TENSOR, PADDED)
-    test_a_shared_model_gives_the_vectors_of_a_whole_one((4, tmp_path, answers), "qwen3", TENSOR, PACKED)
-    test_a_rank_of_a_tensor_parallel_model_reads_its_part_of_every_layer((4, tmp_path, answers), "qwen3")
+def test_eight_ranks_give_the_vectors_of_a_whole_model_also_where_they_outnumber_the_key_heads(
+    tmp_path: Path,
+) -> None:
+    more: dict[str, dict[str, int]] = {"bert": {}, "qwen3": {"num_key_value_heads": 2, "head_dim": 8}}
+    for name, sizes in more.items():
+        transformer = make_transformer(name, num_hidden_layers=8, num_attention_heads=8, **sizes)
+        transformer.save_pretrained(tmp_path / name)
+        (tmp_path / name / "tokenizer.json").write_text(TOKENIZER)
+    shared = (8, tmp_path, ask_ranks(tmp_path, 8, SHARED))
+    for name in more:
+        for strategy in SHARED:
+            for attention in attentions_of(name):
+                test_a_shared_model_gives_the_vectors_of_a_whole_one(shared, name, strategy, attention)
 
 
 def find_cosines(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float32]:
