@@ -314,7 +314,7 @@ WORK: Final = MetricTable({"worker": attrgetter("name"), "model": attrgetter("mo
 ))
 DEVICES: Final = MetricTable({"worker": lambda each: each[0].name, "device": lambda each: each[1]["name"]}, (
     MetricRow(GAUGE, "vectormill_device_memory_used_bytes",
-        "Memory in use: on a GPU by all programs, on a CPU by the model's process.",
+        "Memory in use: on a GPU by all programs, on a CPU by its model process.",
         lambda each: each[1]["memory_used_bytes"]),
     MetricRow(GAUGE, "vectormill_device_memory_total_bytes",
         "Total memory: of a GPU, or a CPU's share of the main memory.",

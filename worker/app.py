@@ -158,12 +158,12 @@ def run_replica(
     certificate = find_certificate(settings.data_dir, card)
     notice = FailureNotice(heart, identity, settings.heartbeat_seconds, losses)
     engine = start_engine(make_one, notice, check=lambda engine: check_loaded(engine, certificate))
-    waits = CoreWaits(devices[0], lambda: engine.runner_pid)
+    waits = CoreWaits(devices[0], engine.find_pid)
     timesheet = Timesheet(lambda: engine.run_seconds, read_starved_seconds=waits.read)
     ledger = ChunkLedger()
-    # Only the first rank's process is known here; the use of GPUs is that of all programs.
-    pids = [lambda: engine.runner_pid, *[lambda: None] * (len(devices) - 1)]
-    samplers = {each.name: DeviceSampler(each, pid) for each, pid in zip(devices, pids, strict=True)}
+    samplers = {
+        each.name: DeviceSampler(each, partial(engine.find_pid, rank)) for rank, each in enumerate(devices)
+    }
     report = WorkerReport(engine, timesheet, samplers, assignment.part, ledger=ledger, losses=losses)
     reports = ReportMaker(report.compose, settings.heartbeat_seconds)
     identity = take_name(heart, identity, reports.make())

@@ -46,7 +46,7 @@ def run_engine(texts: list[str], model: str, cache_dir: str) -> dict[str, float]
     with ThreadPoolExecutor(worker_settings.slots) as pool:
         # Warm up with other texts than the timed ones, because vectors of recent texts are reused.
         list(pool.map(encode, [[b"warm " + text for text in chunk] for chunk in chunks[::10]]))
-        runner = psutil.Process(engine.runner_pid)
+        runner = psutil.Process(engine.find_pid())
         before, before_runner = read_cpu_seconds(), sum(runner.cpu_times()[:2])
         started = time.perf_counter()
         list(pool.map(encode, chunks))

@@ -113,7 +113,7 @@ def test_an_engine_encodes_in_a_process_without_torch(tmp_path: Path) -> None:
     engine.start()
     try:
         result = ask(engine, card, KNOWN["texts"])
-        maps = Path(f"/proc/{engine.runner_pid}/maps").read_text()
+        maps = Path(f"/proc/{engine.find_pid()}/maps").read_text()
         report = engine.report()
     finally:
         engine.stop()

@@ -132,7 +132,7 @@ def test_a_process_pinned_to_a_gpu_sees_that_one_alone(place: int) -> None:
 def test_the_driver_tells_how_much_of_a_gpu_is_in_use(make_engine: MakeEngine) -> None:
     engine = make_engine("cuda")
     encode(engine, TEXTS)
-    use = DeviceSampler(find_device("cuda"), lambda: engine.runner_pid).sample()
+    use = DeviceSampler(find_device("cuda"), engine.find_pid).sample()
     assert use.memory_used_bytes is not None
     assert 100_000_000 < use.memory_used_bytes < use.memory_total_bytes, "a CUDA context alone is larger"
 

@@ -256,10 +256,9 @@ class Engine:
         """Return the seconds that the device has computed since the start."""
         return self._queue.tally.run_seconds
 
-    @property
-    def runner_pid(self) -> int | None:
-        """Return the process id of the model process; None while there is none."""
-        return self._executor.runner_pid
+    def find_pid(self, rank: int = 0) -> int | None:
+        """Return the process id of the model process of this rank; None while there is none."""
+        return self._executor.find_pid(rank)
 
     def report(self) -> dict[str, Any]:
         """Return what runs here, why, and how fast, as a JSON object for the workers table."""

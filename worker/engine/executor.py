@@ -130,11 +130,10 @@ class Executor:
         self.wake()
         return proof
 
-    @property
-    def runner_pid(self) -> int | None:
-        """Return the process id of the model process; None while there is none."""
+    def find_pid(self, rank: int = 0) -> int | None:
+        """Return the process id of the model process of this rank; None while there is none."""
         runner = self._runner
-        return runner.pid if runner is not None else None
+        return runner.pids[rank] if runner is not None else None
 
     @property
     def is_alive(self) -> bool:

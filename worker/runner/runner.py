@@ -118,6 +118,11 @@ class Runner:
         return self._process.pid
 
     @property
+    def pids(self) -> list[int]:
+        """Return the process ids of all ranks."""
+        return [self.pid]
+
+    @property
     def connection(self) -> "Connection[Any, Any]":
         return self._channel.connection
 

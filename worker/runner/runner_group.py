@@ -74,9 +74,8 @@ class RunnerGroup:
         return [runner.connection for runner in self._runners]
 
     @property
-    def pid(self) -> int:
-        """Return the process id of the first rank."""
-        return self._runners[0].pid
+    def pids(self) -> list[int]:
+        return [runner.pid for runner in self._runners]
 
     def send(self, message: Encode) -> None:
         """Send a batch to all ranks, in an order that all keep. Raise RunnerLost if a rank cannot take it."""

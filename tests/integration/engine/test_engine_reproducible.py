@@ -61,8 +61,9 @@ def encode_all(
             for number in range(num_kills):
                 victim = engines[number % num_workers]._executor
                 wait_for(partial(getattr, victim._in_flight, "started"), PATIENCE_SECONDS)
-                assert victim.runner_pid is not None
-                os.kill(victim.runner_pid, signal.SIGKILL)
+                pid = victim.find_pid()
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
                 wait_for(partial(is_above, count_restarts, number), PATIENCE_SECONDS)
             found = [row for part in parts for row in part]
         assert count_restarts() == num_kills

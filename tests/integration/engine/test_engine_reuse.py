@@ -52,8 +52,9 @@ def test_a_text_that_was_encoded_for_one_chunk_is_not_encoded_for_the_next(engin
 def test_nothing_is_reused_of_a_process_that_has_died(engine: Engine) -> None:
     """It may have been faulty, and no proof of its successor vouches for it."""
     encode(engine, [SHARED])
-    assert engine.runner_pid is not None
-    os.kill(engine.runner_pid, signal.SIGKILL)
+    pid = engine.find_pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
     wait_for(lambda: engine.report()["num_restarts"] == 1 and engine.report()["state"] == "running")
     assert encode(engine, [SHARED]).num_reused == 0
     assert encode(engine, [SHARED]).num_reused == 1

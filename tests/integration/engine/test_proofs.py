@@ -80,8 +80,9 @@ def test_a_process_that_replaces_another_is_compared_with_the_first(
     engine.start()
     encode(engine, ["a text"])
     (tmp_path / FAULT).touch()
-    assert engine.runner_pid is not None
-    os.kill(engine.runner_pid, signal.SIGKILL)
+    pid = engine.find_pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
     with pytest.raises(EngineStopped, match="known text"):
         encode(engine, ["another text"])
 

@@ -7,6 +7,7 @@ the other rank waits inside a collective. Only Linux obeys it.
 import resource
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import psutil
@@ -17,6 +18,7 @@ from tests.integration.engine.test_engine_memory import encode, make_texts
 from tests.models import read_card, write_wide_bert
 from tests.rank_processes import TWO_DEVICES, share_between_two
 from vectormill.models.model_card import ModelCard
+from worker.devices.detect import DeviceSampler
 from worker.engine.engine import Engine
 from worker.placement.strategies import TENSOR
 from worker.settings import WorkerSettings
@@ -51,6 +53,19 @@ def test_the_report_tells_the_memory_of_every_rank(engine: Engine) -> None:
     assert all(rank["peak_memory_bytes"] >= rank["memory_bytes"] > 100 << 20 for rank in ranks)
     assert report["memory_bytes"] == sum(rank["memory_bytes"] for rank in ranks)
     assert report["memory_used_share"] == max(rank["memory_used_share"] for rank in ranks)
+
+
+def test_each_rank_on_a_processor_is_sampled_as_its_own_process(engine: Engine, card: ModelCard) -> None:
+    samplers = [
+        DeviceSampler(device, partial(engine.find_pid, rank))
+        for rank, device in enumerate(share_between_two(card, TENSOR).devices)
+    ]
+    first = [sampler.sample() for sampler in samplers]
+    encode(engine, card, make_texts(16, 250))
+    second = [sampler.sample() for sampler in samplers]
+    for pid, before, after in zip(runner_pids(), first, second, strict=True):
+        assert after.memory_used_bytes == pytest.approx(psutil.Process(pid).memory_info().rss, rel=0.05)
+        assert (before.utilisation is None, 0 < (after.utilisation or 0) <= 1) == (True, True)
 
 
 def test_a_batch_that_does_not_fit_on_one_rank_is_tried_in_parts_by_a_new_replica(
