@@ -3,11 +3,10 @@
 It neither chooses nor explains any. Devices with fast links between them are the first to share a replica.
 """
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
+from itertools import chain, product
 from typing import Final
 
 from worker.devices.device import BYTES_PER_SECOND, LINK_KINDS, Links
@@ -65,17 +64,16 @@ def find_islands(
     """
     islands: list[list[DeviceCapacity]] = []
     for room in rooms:
-        reached = [
-            island
-            for island in islands
-            if any(
+        apart: list[list[DeviceCapacity]] = []
+        joined: list[list[DeviceCapacity]] = []
+        for island in islands:
+            is_reached = any(
                 other.kind == room.kind
                 and BYTES_PER_SECOND[links.between(room.name, other.name)] >= bytes_per_second
                 for other in island
             )
-        ]
-        merged = [other for island in reached for other in island] + [room]
-        islands = [island for island in islands if island not in reached] + [merged]
+            (joined if is_reached else apart).append(island)
+        islands = [*apart, [*chain.from_iterable(joined), room]]
     return islands
 
 
@@ -85,17 +83,17 @@ def sub_fleets(rooms: Sequence[DeviceCapacity], links: Links) -> Iterator[list[D
     Devices of equal memory, speed and island are interchangeable, so subsets differ only in the number taken
     of each class.
     """
-    classes: dict[object, list[DeviceCapacity]] = {}
+    if len(rooms) > MOST_LEFT_IDLE:
+        yield list(rooms)
+        return
+    classes: dict[tuple[int, DeviceCapacity], list[DeviceCapacity]] = {}
     fastest = max(BYTES_PER_SECOND[kind] for kind in LINK_KINDS)
     islands = find_islands(rooms, links, fastest)
     for number, island in enumerate(islands):
         for room in island:
             # A device alone on its island differs from others only by its kind, memory and speed.
             place = number if len(island) > 1 else -1
-            classes.setdefault((place, room.kind, room.capacity_bytes, room.flops), []).append(room)
-    if len(rooms) > MOST_LEFT_IDLE:
-        yield list(rooms)
-        return
+            classes.setdefault((place, room), []).append(room)
     members = list(classes.values())
     counts = product(*(range(len(each), -1, -1) for each in members))
     for taken, _ in zip(counts, range(MOST_FLEETS), strict=False):
@@ -133,21 +131,28 @@ def draft_plans(
     if strategy == OFFLOAD:
         yield draft_replicas(rooms, builder, OFFLOAD)
         return
-    is_free = strategy in (AUTO, HYBRID)
+    shares = SHARED if strategy in (AUTO, HYBRID) else tuple({strategy} & set(SHARED))
     # Where every device is used in full by a replica of its own, nothing is faster; other plans are drafted to be told.
-    is_best_alone = is_free and sum(
-        replica.relative_rate for replica in draft_replicas(rooms, builder).replicas
-    ) >= sum(builder.full_rate(room) for room in rooms)
+    is_best_alone = strategy == AUTO and draft_replicas(rooms, builder).rate >= sum(
+        map(builder.full_rate, rooms)
+    )
     for fleet in [rooms] if is_best_alone else sub_fleets(rooms, links):
-        if is_free or strategy == REPLICATE:
-            yield draft_replicas(fleet, builder)
+        alone = draft_replicas(fleet, builder)
+        tight = [room for room in fleet if room.name in alone.idle]
+        if strategy in (AUTO, REPLICATE):
+            yield alone
         # Parts of one GPU share no replica, so larger groups than GPUs need not be tried.
-        largest = min(len(fleet), max(2, len({room.card or room.name for room in fleet})))
-        for shared in SHARED if is_free else {strategy} & set(SHARED):
-            for size in range(2, largest + 1):
-                yield _draft_groups(fleet, size, shared, links, builder)
-                if is_free:
-                    yield _draft_hybrid(fleet, size, shared, links, builder)
+        largest = min(len(fleet), max(2, len({room.card or room.name for room in fleet}))) if shares else 0
+        for size in range(2, largest + 1):
+            groups = group_rooms(fleet, size, links) if strategy != HYBRID else []
+            rest = group_rooms(tight, size, links) if alone.replicas and strategy in (AUTO, HYBRID) else []
+            for shared in shares:
+                if groups:
+                    yield _draft_groups(fleet, groups, shared, links, builder)
+                if rest:
+                    mix = _draft_groups(tight, rest, shared, links, builder)
+                    both = mix.replicas and alone.replicas + mix.replicas
+                    yield replace(mix, strategy=HYBRID, replicas=both)
 
 
 def draft_replicas(
@@ -166,62 +171,45 @@ def draft_replicas(
 
 
 def _draft_groups(
-    rooms: Sequence[DeviceCapacity], size: int, strategy: str, links: Links, builder: ReplicaBuilder
+    rooms: Sequence[DeviceCapacity],
+    groups: Sequence[Group],
+    strategy: str,
+    links: Links,
+    builder: ReplicaBuilder,
 ) -> Draft:
-    """Draft a shared replica on every group of `size` devices."""
+    """Draft a shared replica on every group, all of which have as many devices."""
+    size = len(groups[0])
+    idle = {room.name: f"it is left over when devices are grouped {size} at a time" for room in rooms}
     replicas: list[Replica] = []
     refusals: list[DoesNotFit] = []
-    idle: dict[str, str] = {}
-    groups = group_rooms(rooms, size, links)
     for group in groups:
         built = builder.build(strategy, group, links.slowest(room.name for room in group))
         if isinstance(built, Replica):
             replicas.append(built)
+            idle = {name: why for name, why in idle.items() if name not in built.devices}
         else:
             refusals.append(built)
             idle |= dict.fromkeys((room.name for room in group), built.reason)
-    grouped = {room.name for group in groups for room in group}
-    for room in rooms:
-        if room.name not in grouped:
-            idle[room.name] = f"it is left over when devices are grouped {size} at a time"
     return Draft(strategy, size, tuple(replicas), idle, tuple(refusals))
 
 
-def _draft_hybrid(
-    rooms: Sequence[DeviceCapacity], size: int, strategy: str, links: Links, builder: ReplicaBuilder
-) -> Draft:
-    """Draft a replica on every device that can hold one alone, and shared replicas on the others."""
-    alone = draft_replicas(rooms, builder)
-    tight = [room for room in rooms if room.name in alone.idle]
-    shared = _draft_groups(tight, size, strategy, links, builder)
-    if not alone.replicas or not shared.replicas:
-        return Draft(HYBRID, size, (), {})
-    return Draft(HYBRID, size, alone.replicas + shared.replicas, shared.idle, shared.refusals)
-
-
-# A plan whose longest text is shorter than this is useless, unless the model reads no longer texts.
-SHORTEST_USEFUL_TOKENS: Final = 512
-
-
-def find_longest_text(
+def draft_longest(
     rooms: Sequence[DeviceCapacity],
     links: Links,
     make_builder: Callable[[int], ReplicaBuilder],
     strategy: str,
     max_tokens: int,
-) -> int:
-    """Return `max_tokens` if a plan holds a text of that length, else the longest length that fits, or 0.
+) -> tuple[int, list[Draft]]:
+    """Return the longest text for which plans fit, at most `max_tokens`, with their drafts; 0 if none fits.
 
-    Lengths are tried in steps of 512 tokens. `make_builder` returns the builder of replicas that hold a text
-    of that many tokens.
+    Layers are kept in main memory where nothing else fits, unless another strategy is requested.
+    `make_builder` returns the builder of replicas that hold a text of that many tokens.
     """
-
-    def fits(tokens: int) -> bool:
-        drafts = draft_plans(rooms, links, make_builder(tokens), strategy)
-        return any(draft.replicas for draft in drafts)
-
-    if fits(max_tokens):
-        return max_tokens
-    shorter = range(SHORTEST_USEFUL_TOKENS, max_tokens, SHORTEST_USEFUL_TOKENS)
-    num_fitting = bisect_right(shorter, False, key=lambda tokens: not fits(tokens))
-    return shorter[num_fitting - 1] if num_fitting else 0
+    drafts = list(draft_plans(rooms, links, make_builder(max_tokens), strategy))
+    shorter = {refusal.longest_text_tokens for draft in drafts for refusal in draft.refusals} - {0}
+    for tokens in [max_tokens, *sorted(shorter, reverse=True)]:
+        if tokens < max_tokens:
+            drafts = list(draft_plans(rooms, links, make_builder(tokens), strategy))
+        if any(draft.replicas for draft in drafts):
+            return tokens, drafts
+    return draft_longest(rooms, links, make_builder, OFFLOAD, max_tokens) if strategy == AUTO else (0, drafts)

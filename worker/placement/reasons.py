@@ -11,14 +11,13 @@ from typing import Final
 from vectormill.workers.plan_picture import format_gib
 from worker.devices.device import BYTES_PER_SECOND, MEMORY, NVLINK, PCIE, SOCKETS, Links
 from worker.placement.drafts import (
-    SHORTEST_USEFUL_TOKENS,
     Draft,
+    draft_longest,
     draft_plans,
     draft_replicas,
-    find_longest_text,
 )
 from worker.placement.placement import AUTO, PRECISIONS, PlanSettings, Rejection, Replica
-from worker.placement.replicas import DoesNotFit, ReplicaBuilder
+from worker.placement.replicas import SHORTEST_USEFUL_TOKENS, DoesNotFit, ReplicaBuilder
 from worker.placement.room import GIB, DeviceCapacity, memory_for
 from worker.placement.strategies import HYBRID, OFFLOAD, PIPELINE, REPLICATE, SHARED, STRATEGIES
 
@@ -126,8 +125,7 @@ def explain_rejections(chosen: Draft, drafts: Sequence[Draft], unit: float) -> t
         if not best.replicas:
             refusals = [refusal for draft in others for refusal in draft.refusals]
             nearest = min(refusals, key=lambda refusal: refusal.missing_bytes, default=None)
-            mixed = "it needs some devices that hold a whole replica and others that do not"
-            rejected.append(Rejection(strategy, nearest.reason if nearest else mixed))
+            rejected += [Rejection(strategy, nearest.reason)] if nearest else []
             continue
         theirs, ours = f"{best.rate / unit:.2f}", f"{chosen.rate / unit:.2f}"
         reason = f"predicted {theirs} times one device, compared with {ours}: "
@@ -180,8 +178,11 @@ def explain_failure(asked: PlanRequest) -> str:
     shortest = min(SHORTEST_USEFUL_TOKENS, asked.settings.max_tokens)
     builder = asked.make_builder(asked.settings.precision, shortest)
     drafts = list(draft_plans(asked.rooms, asked.links, builder, asked.settings.strategy))
+    none = "there is only one device"
+    if asked.settings.strategy == HYBRID:
+        none = "it needs some devices that hold a whole replica and others that do not"
     refusals = [(draft.name, refusal) for draft in drafts for refusal in draft.refusals] or [
-        (asked.settings.strategy, DoesNotFit("there is only one device"))
+        (asked.settings.strategy, DoesNotFit(none))
     ]
     short = [(name, refusal) for name, refusal in refusals if refusal.missing_bytes > 0]
     name, nearest = min(short or refusals, key=lambda each: each[1].missing_bytes)
@@ -239,15 +240,13 @@ def _ways_out(asked: PlanRequest, longest: int) -> Iterator[str]:
 
 def _fit(asked: PlanRequest, precision: str, strategy: str, longest: int) -> str:
     """Return in words the best plan that holds texts longer than `longest`; empty if there is none."""
-    tokens = find_longest_text(
+    tokens, drafts = draft_longest(
         asked.rooms, asked.links, partial(asked.make_builder, precision), strategy, asked.settings.max_tokens
     )
     if tokens <= longest:
         return ""
-    drafts = draft_plans(asked.rooms, asked.links, asked.make_builder(precision, tokens), strategy)
-    best = max(drafts, key=lambda draft: draft.rate)
     limit = "" if tokens == asked.settings.max_tokens else f", for texts of up to {tokens:,} tokens"
-    return f"{best.name} fits{limit}"
+    return f"{max(drafts, key=lambda draft: draft.rate).name} fits{limit}"
 
 
 def smaller_precisions(asked: PlanRequest) -> tuple[str, ...]:

@@ -8,8 +8,9 @@ so it covers what differs between them: small batches use a device badly, stages
 slowest, and collectives cost bandwidth and latency.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import accumulate
 from typing import Final
@@ -105,12 +106,17 @@ def fully_sharded_rate(
 class DoesNotFit:
     """The reason why no replica fits.
 
-    `missing_bytes` is the total over all of its devices; 0 if memory is not the reason.
+    `missing_bytes` is the total over all of its devices; 0 if memory is not the reason. `longest_text_tokens` is the
+    longest text for which a replica would fit, in steps of 512 tokens; 0 if there is none.
     """
 
     reason: str
     missing_bytes: int = 0
+    longest_text_tokens: int = 0
 
+
+# A replica for shorter texts is useless, unless the model reads no longer ones. Longer ones are tried in such steps.
+SHORTEST_USEFUL_TOKENS: Final = 512
 
 FindObstacle = Callable[..., str]  # of a strategy, devices, and the precision of weights by name
 
@@ -134,7 +140,10 @@ class MinimumNeeds:
 
 
 class ReplicaBuilder:
-    """A builder of replicas of one model on given devices, which caches what it has built."""
+    """A builder of replicas of one model on given devices.
+
+    What it finds out about devices also holds for devices that are alike, which compare as equal.
+    """
 
     def __init__(self, shape: ModelShape, needs: MinimumNeeds) -> None:
         value_bytes = int(VALUE_BYTES[needs.arithmetic])
@@ -150,9 +159,9 @@ class ReplicaBuilder:
             hidden_bytes_per_token=shape.hidden_size * value_bytes,
             layer_weight_bytes=max(self.weights.layer_bytes, default=0),
         )
-        # The same group occurs in many of the compared plans.
-        self.build = cache(self._build)
         self.foresee = cache(self._foresee)
+        self._find_longest_text = cache(self._bisect_texts)
+        self._split_layers = cache(self._share_out_layers)
 
     def _foresee(self, share: Portion, kind: str, memory_bytes: int) -> Footprint:
         """Return the memory needs of a share of the model on a device of this kind and memory."""
@@ -170,32 +179,51 @@ class ReplicaBuilder:
     def count_full_bytes(self, room: DeviceCapacity) -> int:
         """Return the memory of an unshared replica with a full batch."""
         footprint = self.foresee(Portion(), room.kind, room.memory_bytes)
-        return footprint.weight_bytes + footprint.predict_batch_bytes(self._full_rows, self.max_tokens)
+        rows = self._count_full_rows(self.max_tokens)
+        return footprint.weight_bytes + footprint.predict_batch_bytes(rows, self.max_tokens)
 
     def full_rate(self, room: DeviceCapacity) -> float:
         """Return the device's tokens per second if the weights and a full batch fit."""
         return device_rate(room.flops, room.kind, self._needs.full_batch_tokens, self.cost)
 
-    @property
-    def _full_rows(self) -> int:
+    def _count_full_rows(self, tokens: int) -> int:
         """Return the number of texts of the maximum length in a full batch; they need the most memory."""
-        return -(-self._needs.full_batch_tokens // self.max_tokens)
+        return -(-self._needs.full_batch_tokens // tokens)
 
-    def _build(self, strategy: str, rooms: tuple[DeviceCapacity, ...], link: str) -> Replica | DoesNotFit:
+    def build(self, strategy: str, rooms: tuple[DeviceCapacity, ...], link: str) -> Replica | DoesNotFit:
         """Return a replica over all rooms by this strategy. `link` is the kind of their slowest link."""
         if obstacle := self.find_obstacle(strategy, rooms):
             return DoesNotFit(obstacle)
+        built = self._build(strategy, rooms, link, self.max_tokens)
+        if isinstance(built, Replica):
+            return built
+        return replace(built, longest_text_tokens=self._find_longest_text(strategy, rooms))
+
+    def _bisect_texts(self, strategy: str, rooms: tuple[DeviceCapacity, ...]) -> int:
+        """Return the longest text, shorter than the maximum, for which a replica fits; 0 if there is none."""
+        shorter = range(SHORTEST_USEFUL_TOKENS, self.max_tokens, SHORTEST_USEFUL_TOKENS)
+        num_fitting = bisect_right(
+            shorter,
+            False,
+            key=lambda tokens: isinstance(self._build(strategy, rooms, PCIE, tokens), DoesNotFit),
+        )
+        return shorter[num_fitting - 1] if num_fitting else 0
+
+    def _build(
+        self, strategy: str, rooms: tuple[DeviceCapacity, ...], link: str, max_tokens: int
+    ) -> Replica | DoesNotFit:
+        """Return a replica that holds a text of `max_tokens`, whatever obstacles there are but memory."""
         counts = [self._shape.num_layers]
         if strategy == OFFLOAD:
-            return self._offload(rooms, link)
+            return self._offload(rooms, link, max_tokens)
         if strategy == PIPELINE:
-            divided = self._split_layers(rooms)
+            divided = self._split_layers(rooms, max_tokens)
             if isinstance(divided, DoesNotFit):
                 return divided
             counts = divided
-        return self._hold(strategy, rooms, link, counts)
+        return self._hold(strategy, rooms, link, max_tokens, counts)
 
-    def _offload(self, rooms: tuple[DeviceCapacity, ...], link: str) -> Replica | DoesNotFit:
+    def _offload(self, rooms: tuple[DeviceCapacity, ...], link: str, max_tokens: int) -> Replica | DoesNotFit:
         """Return a replica with as many layers in main memory as make it fastest: they leave room for batches."""
         num_layers, (room,) = self._shape.num_layers, rooms
         numbers = range(2 * NUM_SLOTS, num_layers + 1, NUM_SLOTS)  # with fewer, nothing is gained
@@ -208,7 +236,7 @@ class ReplicaBuilder:
                 f"main memory has room for {format_gib(room.host_bytes)} of layers beside {room.name}",
                 needed - room.host_bytes,
             )
-        built = [self._hold(OFFLOAD, rooms, link, [num_layers], number) for number in fitting]
+        built = [self._hold(OFFLOAD, rooms, link, max_tokens, [num_layers], number) for number in fitting]
         replicas = [each for each in built if isinstance(each, Replica)]
         return max(replicas, key=lambda each: each.relative_rate) if replicas else built[-1]
 
@@ -217,6 +245,7 @@ class ReplicaBuilder:
         strategy: str,
         rooms: tuple[DeviceCapacity, ...],
         link: str,
+        max_tokens: int,
         counts: Sequence[int],
         num_offloaded: int = 0,
     ) -> Replica | DoesNotFit:
@@ -229,19 +258,19 @@ class ReplicaBuilder:
         host_bytes = num_offloaded * self.cost.layer_weight_bytes
         left = [room.capacity_bytes - need.weight_bytes for room, need in zip(rooms, needs, strict=True)]
         num_rows = min(
-            need.largest_batch_tokens(free, self.max_tokens) // self.max_tokens
+            need.largest_batch_tokens(free, max_tokens) // max_tokens
             for need, free in zip(needs, left, strict=True)
         )
         if num_rows < 1:
-            return self._refuse(rooms, needs)
-        num_rows = min(num_rows, self._full_rows)
-        tokens = min(num_rows * self.max_tokens, self._needs.full_batch_tokens)
+            return self._refuse(rooms, needs, max_tokens)
+        num_rows = min(num_rows, self._count_full_rows(max_tokens))
+        tokens = min(num_rows * max_tokens, self._needs.full_batch_tokens)
         shards = [
             Shard(
                 room.name,
                 room.capacity_bytes,
                 need.weight_bytes,
-                need.predict_batch_bytes(num_rows, self.max_tokens),
+                need.predict_batch_bytes(num_rows, max_tokens),
                 host_bytes,
             )
             for room, need in zip(rooms, needs, strict=True)
@@ -271,7 +300,7 @@ class ReplicaBuilder:
         shares = [rate * self._shape.num_layers / count for rate, count in zip(rates, counts, strict=True)]
         return pipeline_rate(shares, tokens, link, self.cost)
 
-    def _split_layers(self, rooms: Sequence[DeviceCapacity]) -> list[int] | DoesNotFit:
+    def _share_out_layers(self, rooms: tuple[DeviceCapacity, ...], max_tokens: int) -> list[int] | DoesNotFit:
         """Return the number of consecutive layers for each device.
 
         Each next layer goes to the device with memory left that would finish its share first; if two tie, to
@@ -282,7 +311,7 @@ class ReplicaBuilder:
         # What a batch takes does not depend on the number of layers, but of models that keep the results of all.
         middle = Portion(PIPELINE, len(rooms), num_layers, is_first=False, is_last=False)
         batch_bytes = [
-            self.foresee(middle, room.kind, room.memory_bytes).predict_batch_bytes(1, self.max_tokens)
+            self.foresee(middle, room.kind, room.memory_bytes).predict_batch_bytes(1, max_tokens)
             for room in rooms
         ]
         left = [
@@ -302,7 +331,7 @@ class ReplicaBuilder:
                 missing = (num_layers - layer) * layer_bytes + sum(-room for room in left if room < 0)
                 return DoesNotFit(
                     f"{len(rooms)} stages lack {format_gib(missing)} for the weights and a text of "
-                    f"{self._needs.max_tokens:,} tokens",
+                    f"{max_tokens:,} tokens",
                     missing,
                 )
             best = min(fits, key=lambda place: ((counts[place] + 1) / rooms[place].flops, -left[place]))
@@ -310,10 +339,11 @@ class ReplicaBuilder:
             left[best] -= layer_bytes
         return counts
 
-    def _refuse(self, rooms: Sequence[DeviceCapacity], needs: Sequence[Footprint]) -> DoesNotFit:
+    @staticmethod
+    def _refuse(rooms: Sequence[DeviceCapacity], needs: Sequence[Footprint], max_tokens: int) -> DoesNotFit:
         """Return by how much a text of the maximum length does not fit, on the device that lacks most."""
         missing = [
-            need.weight_bytes + need.predict_batch_bytes(1, self.max_tokens) - room.capacity_bytes
+            need.weight_bytes + need.predict_batch_bytes(1, max_tokens) - room.capacity_bytes
             for room, need in zip(rooms, needs, strict=True)
         ]
         place = max(range(len(rooms)), key=missing.__getitem__)
@@ -323,12 +353,12 @@ class ReplicaBuilder:
         if need.weight_bytes > room.capacity_bytes:
             what = f"{weights}, {held}, exceed the {format_gib(room.capacity_bytes)} of {room.name}"
         else:
-            longest = need.longest_text(room.capacity_bytes - need.weight_bytes, self.max_tokens)
+            longest = need.longest_text(room.capacity_bytes - need.weight_bytes, max_tokens)
             taken = need.weight_bytes / room.capacity_bytes
             left = f"room for a text of {longest:,} tokens" if longest else "no room for a text"
             what = f"{weights} take {taken:.0%} of {room.name} and leave {left}"
         each = " on each device" if len(rooms) > 1 else ""
         return DoesNotFit(
-            f"{what}; a text of {self.max_tokens:,} tokens needs {format_gib(missing[place])} more{each}",
+            f"{what}; a text of {max_tokens:,} tokens needs {format_gib(missing[place])} more{each}",
             sum(each for each in missing if each > 0),
         )

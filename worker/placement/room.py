@@ -1,7 +1,7 @@
 """The resources that one device offers a plan: bytes that may be filled, and arithmetic rate."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from worker.devices.device import CPU, CUDA, MPS, Device
@@ -43,16 +43,20 @@ MPS_SHARE: Final = 2 / 3
 
 @dataclass(frozen=True, slots=True)
 class DeviceCapacity:
-    """The usable memory and the estimated speed of a device, as the placement planner counts them."""
+    """The usable memory and the estimated speed of a device, as the placement planner counts them.
 
-    name: str
+    Devices that hold and compute as much compare as equal, whatever their names.
+    """
+
+    name: str = field(compare=False)
     kind: str
     capacity_bytes: int
     flops: float
-    used_bytes: int = 0  # by other programs
-    card: str = ""  # for a part of a GPU: the whole GPU
+    used_bytes: int = field(default=0, compare=False)  # by other programs
+    card: str = field(default="", compare=False)  # for a part of a GPU: the whole GPU
     memory_bytes: int = 0
     host_bytes: int = 0  # of main memory that weights may take beside the device
+    num_parts: int = 1  # among which the device's time is divided
 
 
 def measure_room(device: Device, memory_share: float, host_bytes: int = 0) -> DeviceCapacity:
@@ -68,11 +72,12 @@ def measure_room(device: Device, memory_share: float, host_bytes: int = 0) -> De
         device.name,
         device.kind,
         max(0, capacity),
-        guess_flops(device),
+        guess_flops(device) / device.num_parts,
         used,
         device.card,
         device.memory_bytes,
         0 if device.shares_host_memory else host_bytes,
+        device.num_parts,
     )
 
 

@@ -21,7 +21,7 @@ from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
 from vectormill.models.model_shape import ModelShape
 from vectormill.workers.plan_picture import format_gib
 from worker.devices.device import CPU, CUDA, MPS, Device, Inventory, parse_devices
-from worker.placement.drafts import Draft, draft_plans, find_longest_text
+from worker.placement.drafts import Draft, draft_longest
 from worker.placement.placement import AUTO, Placement, PlanSettings
 from worker.placement.reasons import (
     PlanRequest,
@@ -34,7 +34,7 @@ from worker.placement.reasons import (
 )
 from worker.placement.replicas import MinimumNeeds, ReplicaBuilder
 from worker.placement.room import OVERHEAD_BYTES, DeviceCapacity, guess_flops, measure_room
-from worker.placement.strategies import OFFLOAD, STRATEGIES
+from worker.placement.strategies import STRATEGIES
 
 # The number of tokens at once beyond which a device gets no faster (docs/LOG.md for CPUs).
 FULL_BATCH_TOKENS: Final[Mapping[str, int]] = {CPU: 2048, CUDA: 32768, MPS: 8192}
@@ -67,22 +67,14 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
         return ReplicaBuilder(shape, make_needs(rooms, asked))
 
     asked = PlanRequest(rooms, links, make_builder, settings)
-
-    def find_longest(strategy: str) -> int:
-        make = partial(make_builder, settings.precision)
-        return find_longest_text(rooms, links, make, strategy, settings.max_tokens)
-
-    strategy = settings.strategy
-    longest = find_longest(strategy)
-    if not longest and strategy == AUTO:
-        strategy = OFFLOAD
-        longest = find_longest(strategy)
+    longest, drafts = draft_longest(
+        rooms, links, partial(make_builder, settings.precision), settings.strategy, settings.max_tokens
+    )
     if not longest:
         raise ModelDoesNotFit(explain_failure(asked))
     builder = make_builder(settings.precision, longest)
-    drafts = list(draft_plans(rooms, links, builder, strategy))
     chosen = _choose([draft for draft in drafts if draft.replicas])
-    unit = max(builder.full_rate(room) for room in rooms)
+    unit = max(builder.full_rate(room) * room.num_parts for room in rooms)
     return Placement(
         strategy=chosen.strategy,
         precision=settings.precision,

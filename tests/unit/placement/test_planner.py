@@ -298,14 +298,62 @@ def test_heads_that_do_not_divide_are_refused_with_the_divisors() -> None:
     )
 
 
-def test_eight_gpus_with_twelve_workers_each_are_planned_at_once() -> None:
+@pytest.mark.parametrize(
+    ("size", "model", "expected"), [(80, "22M", 96), (80, "7B", 12), (40, "7B", 12), (12, "70B", None)]
+)
+def test_eight_gpus_with_twelve_workers_each_are_planned_at_once(
+    size: int, model: str, expected: int | None
+) -> None:
     """Nearly all of these drafts could not be faster than a replica on each part, so they are not made."""
-    names, inventory = divide_gpus(",".join(f"cuda:{n}*12" for n in range(8)), describe_inventory("8x80GiB"))
+    names, inventory = divide_gpus(
+        ",".join(f"cuda:{n}*12" for n in range(8)), describe_inventory(f"8x{size}GiB")
+    )
+    settings = PlanSettings("bf16", MODELS[model].max_tokens, devices=names)
     start = time.process_time()
-    for model, num_replicas in (("22M", 96), ("7B", 12)):
-        settings = PlanSettings("bf16", MODELS[model].max_tokens, devices=names)
-        assert len(plan_placement(inventory, MODELS[model].shape, settings).replicas) == num_replicas
-    assert time.process_time() - start < 2
+    if expected is None:
+        with pytest.raises(ModelDoesNotFit):
+            plan_placement(inventory, MODELS[model].shape, settings)
+    else:
+        assert len(plan_placement(inventory, MODELS[model].shape, settings).replicas) == expected
+    assert time.process_time() - start < 1  # 0.2 s where it was written
+
+
+@settings(max_examples=40, deadline=None)
+@given(fleets, st.sampled_from(["0.6B", "7B", "70B"]), st.sampled_from(["bf16", "int8"]))
+def test_a_plan_is_made_for_the_longest_text_that_any_plan_holds(
+    sizes: list[int], name: str, precision: str
+) -> None:
+    inventory = describe_inventory("+".join(f"{size}GiB" for size in sizes))
+    chosen = MODELS[name]
+
+    def find_longest(max_tokens: int) -> int:
+        asked = PlanSettings(precision, max_tokens)
+        try:
+            return plan_placement(inventory, chosen.shape, asked).longest_text_tokens
+        except ModelDoesNotFit:
+            return 0
+
+    longest = find_longest(chosen.max_tokens)
+    assert longest in range(0, chosen.max_tokens + 1, 512)
+    assert not longest or find_longest(longest) == longest
+    if longest < chosen.max_tokens:
+        assert find_longest(longest + 512) <= longest
+
+
+def test_a_mix_that_is_asked_for_is_made_or_refused() -> None:
+    mixed = plan("2x16GiB+2x80GiB", "7B", "bf16", HYBRID)
+    assert sorted(len(replica.devices) for replica in mixed.replicas) == [1, 1, 2]
+    with pytest.raises(ModelDoesNotFit, match="needs some devices that hold a whole replica and others"):
+        plan("2x80GiB", "7B", "bf16", HYBRID)
+    whole = plan("2x80GiB", "7B", "bf16")
+    assert not any(HYBRID in rejection.alternative for rejection in whole.rejected)
+
+
+def test_workers_that_share_a_gpu_share_its_rate() -> None:
+    names, inventory = divide_gpus("cuda:0*4,cuda:1", describe_inventory("2x80GiB"))
+    settings = PlanSettings("bf16", MODELS["22M"].max_tokens, devices=names)
+    placement = plan_placement(inventory, MODELS["22M"].shape, settings)
+    assert [round(replica.relative_rate, 6) for replica in placement.replicas] == [0.25] * 4 + [1]
 
 
 @pytest.mark.parametrize(
