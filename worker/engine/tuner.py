@@ -6,7 +6,6 @@ thread calls `max_batch_tokens` and the observe methods; any thread may call `de
 
 import logging
 import math
-from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
@@ -16,18 +15,8 @@ from worker.batching.batch import OwnedBatch
 from worker.batching.budget import SMALLEST_TOKENS, BudgetRules, TokenBudget
 from worker.batching.cost import BatchCost, LengthBuckets, find_quadratic_length
 from worker.devices.device import CPU, Device
-from worker.encoder.choice import find_arithmetic
 from worker.encoder.encoder import EncoderReport, find_changes
-from worker.placement.footprint import (
-    VALUE_BYTES,
-    WHOLE,
-    Footprint,
-    count_results,
-    list_shares,
-    make_footprint,
-)
-from worker.placement.placement import Replica
-from worker.placement.strategies import FULLY_SHARDED
+from worker.engine.batch_memory import BatchMemory
 from worker.runner.memory import MemoryReport
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
@@ -82,6 +71,8 @@ class Tuner:
         self._cost = BatchCost()
         self._report: EncoderReport | None = None
         self._memory: MemoryReport | None = None  # the newest report
+        self._predicted: BatchMemory | None = None  # for the loaded encoder
+        self._free_bytes: list[int] = []  # of each device below the watermark, once the weights are loaded
         self.num_out_of_memory = 0
 
     def begin(self, report: EncoderReport, memory: MemoryReport | None, cost: BatchCost) -> None:
@@ -99,19 +90,16 @@ class Tuner:
         self._budget.forget_bound()
         replica = None if self._sharing is None else self._sharing.replica
         devices = (self._device,) if self._sharing is None else self._sharing.devices
-        footprints = foresee_footprints(self._card, report, devices, replica)
-        if not footprints or self._memory is None:
+        self._predicted = BatchMemory(self._card, report, devices, replica)
+        if not self._predicted.footprints or self._memory is None:
             return
         high_watermark = self._budget.rules.high_watermark
         # The free memory of each device; negative if it uses more than the watermark.
-        free_bytes = [
+        self._free_bytes = [
             int((high_watermark - used) * device.memory_bytes) for device, used in self._used_shares()
         ]
-        num_parts = len(devices) if replica is not None and replica.strategy == FULLY_SHARDED else 1
-        self._budget.largest_batch_tokens = bound_batches(
-            footprints, free_bytes, num_parts, pads=not report.is_packed
-        )
-        if min(free_bytes) <= 0:
+        self._budget.largest_batch_tokens = self._predicted.bound(self._free_bytes)
+        if min(self._free_bytes) <= 0:
             logger.warning(
                 "%s is in use before the first batch, above the high watermark of %.0f %%; "
                 "batches are limited to %d tokens.",
@@ -141,8 +129,13 @@ class Tuner:
         return choose_tokens_in_flight(self.largest_batch_tokens, num_started, pads=likes_lengths)
 
     def observe_encoded(self, work: OwnedBatch, seconds: float, memory: MemoryReport | None) -> None:
+        if self._predicted is not None:
+            num_computed = len(work.batch) * work.length if self._cost.pads else work.batch.num_tokens
+            self._predicted.note(num_computed, work.length)
         if memory is not None:
             self._memory = memory
+            if self._free_bytes and self._predicted is not None and self._predicted.hear(memory):
+                self._budget.largest_batch_tokens = self._predicted.bound(self._free_bytes)
             if self._budget.observe_memory(memory.used_share):
                 logger.warning(
                     "%s is in use, above the high watermark of %.0f %%; shrinking batches.",
@@ -244,59 +237,6 @@ def choose_tokens_in_flight(batch_tokens: int, num_started: int, *, pads: bool) 
     num_batches = PADDED_BATCHES_IN_FLIGHT if pads else BATCHES_IN_FLIGHT
     wanted = max(num_batches * num_started * batch_tokens, LEAST_TOKENS_IN_FLIGHT)
     return min(wanted, _MOST_TOKENS_IN_FLIGHT)
-
-
-def foresee_footprints(
-    card: ModelCard, report: EncoderReport, devices: Sequence[Device], replica: Replica | None = None
-) -> list[Footprint]:
-    """Return the memory that batches will need on each device; none if the model's files do not state its sizes.
-
-    Without it, only out-of-memory errors and the watermarks limit batches.
-    """
-    precision = report.precision.value if report.precision.value in VALUE_BYTES else "fp32"
-    shares = [WHOLE]
-    if replica is not None:
-        layers = [stage.num_layers for stage in replica.stages]
-        shares = list_shares(replica.strategy, layers, len(devices), replica.num_offloaded)
-    try:
-        return [
-            make_footprint(
-                card.find_shape(),
-                precision,
-                report.attention,
-                arithmetic=find_arithmetic(precision, device),
-                share=share,
-                kind=device.kind,
-                memory_bytes=device.memory_bytes,
-                results=count_results(card),
-            )
-            for share, device in zip(shares, devices, strict=True)
-        ]
-    except ModelError as error:
-        logger.warning(
-            "The memory that batches need is unknown, so their size is found by trial and error: %s", error
-        )
-        return []
-
-
-def bound_batches(
-    footprints: Sequence[Footprint], free_bytes: Sequence[int], num_parts: int = 1, *, pads: bool = True
-) -> Callable[[int], int]:
-    """Return a function from a length to the most tokens that a batch may have, which devices encode in `num_parts`.
-
-    The device on which least fits decides. Parts are cut between sequences, so that where none is padded a part may
-    have almost a sequence more than its share.
-    """
-
-    def largest_batch_tokens(length: int) -> int:
-        part = min(
-            need.largest_batch_tokens(free, length)
-            for need, free in zip(footprints, free_bytes, strict=False)
-        )
-        uneven = 0 if pads or num_parts == 1 else length
-        return max(SMALLEST_TOKENS, part, num_parts * (part - uneven))
-
-    return largest_batch_tokens
 
 
 def find_batch_cost(card: ModelCard, report: EncoderReport) -> BatchCost:

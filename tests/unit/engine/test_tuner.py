@@ -1,10 +1,14 @@
 """What the tuner makes of a loaded model, its memory and the outcomes of its batches."""
 
 import logging
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.models import read_card
 from tests.rexuninlu import GOLDEN
@@ -15,14 +19,13 @@ from worker.batching.limits import BatchLimits
 from worker.batching.pool import SequencePool
 from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.encoder import Choice, EncoderReport
+from worker.engine.batch_memory import SMALLEST_CHANGE, BatchMemory
 from worker.engine.engine import Engine
 from worker.engine.tuner import (
     LEAST_TOKENS_IN_FLIGHT,
     Tuner,
-    bound_batches,
     choose_tokens_in_flight,
     find_batch_cost,
-    foresee_footprints,
 )
 from worker.placement.placement import Replica, Shard, Stage
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
@@ -176,7 +179,7 @@ def test_batches_of_a_shared_model_obey_its_fullest_device(strategy: str, parts:
     tuner = Tuner(CARD, devices[0], settings, sharing)
     tuner.begin(report(), join_reports([memory(0.2), memory(0.8)]), BatchCost())
     # A tenth of the second device is left below the high watermark.
-    _, fullest = foresee_footprints(CARD, report(), devices, sharing.replica)
+    _, fullest = BatchMemory(CARD, report(), devices, sharing.replica).footprints
     assert tuner.max_batch_tokens(128) == parts * fullest.largest_batch_tokens(int(0.1 * 4 * GIB), 128)
     assert tuner.max_batch_tokens(128) > 128 * 128
     described = tuner.describe()
@@ -202,10 +205,11 @@ def test_an_extraction_is_costed_by_its_squares_and_bounded_by_what_they_take() 
     card, loaded = read_card(GOLDEN / "model"), report(attention="padded (disentangled, by sequence)")
     cost = find_batch_cost(card, loaded)
     assert cost.holds_squares
-    (footprint,) = foresee_footprints(card, loaded, [Device("cpu:0", CPU, 0, (), 1, 1 << 30)])
+    predicted = BatchMemory(card, loaded, [Device("cpu:0", CPU, 0, (), 1, 1 << 30)], None)
+    (footprint,) = predicted.footprints
     free_bytes = 1 << 30
     pool = SequencePool(BatchLimits(1024), cost)
-    pool.budget = bound_batches([footprint], [free_bytes])
+    pool.budget = predicted.bound([free_bytes])
     for length in (64, 512):
         pool.add(length, [length] * 100_000)
         batch = pool.take_batch()
@@ -213,3 +217,42 @@ def test_an_extraction_is_costed_by_its_squares_and_bounded_by_what_they_take() 
         assert footprint.predict_batch_bytes(len(batch), length) <= free_bytes
         # Each pair of tokens costs its distance, its mask and its logit, over all sequences.
         assert len(batch) * length**2 * (8 + 1 + 4) <= free_bytes
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 64), st.integers(1, 256), st.booleans()), min_size=3, max_size=30),
+    st.floats(0.5, 3.0),
+)
+def test_batches_are_bounded_by_what_they_took_and_not_by_what_was_predicted(
+    batches: list[tuple[int, int, bool]], factor: float
+) -> None:
+    """The second of two devices takes `factor` times what is predicted; not every batch brings a report."""
+    devices = tuple(Device(f"cuda:{n}", CUDA, n, (), 2, 16 * GIB) for n in range(2))
+    stages = tuple(Stage(3 * n, 3, (Shard(device.name, GIB, 0, 0),)) for n, device in enumerate(devices))
+    tuner = Tuner(
+        CARD,
+        devices[0],
+        WorkerSettings(max_batch_tokens=1 << 24),
+        Sharing(Replica(PIPELINE, stages, 1, 1.0), devices),
+    )
+    tuner.begin(report(), join_reports([memory(0.5), memory(0.5)]), BatchCost())
+    needs = BatchMemory(CARD, report(), devices, Replica(PIPELINE, stages, 1, 1.0)).footprints
+    before, largest = tuner.max_batch_tokens(128), [0, 0]
+    for num_sequences, length, is_told in (*batches, *[(64, 256, True)] * 3):
+        taken = [need.predict_batch_bytes(num_sequences, length) for need in needs]
+        largest = [max(pair) for pair in zip(largest, taken, strict=True)]
+        told = None
+        if is_told:
+            ranks = [
+                replace(memory(0.5), device_bytes=int(need.weight_bytes + more * most))
+                for need, more, most in zip(needs, (1.0, factor), largest, strict=True)
+            ]
+            told, largest = join_reports(ranks), [0, 0]
+        tuner.observe_encoded(make_work(num_sequences, length), 0.1, told)
+    free_bytes = int((0.9 - 0.5) * 16 * GIB)
+    expected = min(
+        need.largest_batch_tokens(int(free_bytes / max(1.0, more)), 128)
+        for need, more in zip(needs, (1.0, factor), strict=True)
+    )
+    assert expected <= tuner.max_batch_tokens(128) <= math.ceil(SMALLEST_CHANGE * expected) + 128
+    assert tuner.max_batch_tokens(128) <= before
