@@ -51,6 +51,8 @@ def find_obstacle(
         return f"only torch runs parts of a model, and the backend {backend} was requested"
     if is_reproducible and (strategy == FULLY_SHARDED or card.is_extractor):
         return "a reproducible model is computed in tiles, which only pipelines and tensor parallelism share"
+    if strategy == OFFLOAD and card.is_extractor:
+        return "an extractor reads its layers' weights when it is loaded, and keeps them on the device"
     return find_division_obstacle(card.shape, strategy, devices, precision)
 
 

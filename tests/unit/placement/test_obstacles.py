@@ -18,7 +18,7 @@ from worker.devices.described import describe_inventory
 from worker.devices.device import Device
 from worker.engine.engine import Engine
 from worker.placement.placement import Replica
-from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
+from worker.placement.strategies import FULLY_SHARDED, OFFLOAD, PIPELINE, TENSOR
 from worker.plan import plan_worker
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
@@ -78,5 +78,6 @@ def test_options_that_only_single_devices_have_are_refused() -> None:
     card = read_card(STRUCTBERT / "model")
     check(card, PIPELINE, 2, "only torch runs parts of a model", backend="openvino")
     check(card, FULLY_SHARDED, 2, "computed in tiles", reproducible=True)
+    check(read_card(GOLDEN / "model"), OFFLOAD, 1, "an extractor reads its layers' weights when it is loaded")
     check(read_card(GOLDEN / "model"), TENSOR, 2, "relative positions")
     check(card, PIPELINE, 2, "")
