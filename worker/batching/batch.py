@@ -186,13 +186,13 @@ class OwnedBatch:
         return self.sequences.max_length
 
     def parts(self) -> list["OwnedBatch"]:
-        """Return the parts in which this batch is tried again after it has failed, the longest sequences first.
+        """Return the parts in which this batch is tried again after it has failed, the shortest sequences first.
 
-        The longest sequence is alone, as it is the most likely to need too much memory, and so are all others if
-        they are at most MOST_PARTS.
+        If memory was short, the first part that fails alone tells that all longer ones would. The longest sequence is
+        alone, as it is the most likely to need too much memory, and so are all others if they are at most MOST_PARTS.
         """
-        order = np.argsort(-self.sequences.lengths, kind="stable")
-        parts = [order[:1], *np.array_split(order[1:], MOST_PARTS)]
+        order = np.argsort(self.sequences.lengths, kind="stable")
+        parts = [*np.array_split(order[:-1], MOST_PARTS), order[-1:]]
         return [
             replace(
                 self,

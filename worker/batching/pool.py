@@ -136,6 +136,9 @@ class WaitingSequences:
         """Return the longest waiting length of the oldest request. Its sequences lead their line."""
         return max(next(iter(self._requests.values())))
 
+    def shortest(self) -> int:
+        return self._lengths[0]
+
     def lengths_around(self, length: int) -> tuple[list[int], list[int]]:
         """Return the lengths up to this one, and the longer ones, both lists with the nearest first."""
         split = bisect_right(self._lengths, length)
@@ -217,8 +220,8 @@ class SequencePool:
 
     `budget` returns the largest cost of a batch and is called for every batch. `num_started` batches are with
     the device at a time, of which it computes `num_streams` side by side. `num_tokenizing` requests will soon
-    add their sequences. `hold_end` is the time at which sequences that are held back will be sent; None if
-    none are. All times are on one monotonic clock.
+    add their sequences. If `begins_short`, batches of bulk begin with the shortest sequences of all. `hold_end` is
+    the time at which sequences that are held back will be sent; None if none are. All times are on one monotonic clock.
     """
 
     def __init__(self, limits: BatchLimits, cost: BatchCost | None = None) -> None:
@@ -228,6 +231,7 @@ class SequencePool:
         self.num_started = 1
         self.num_streams = 1
         self.num_tokenizing = 0
+        self.begins_short = False
         self.interactive_at = -math.inf  # the time at which the last interactive request arrived
         self.hold_end: float | None = None
         self._interactive = WaitingSequences()
@@ -372,7 +376,7 @@ class SequencePool:
         elif not only_urgent:
             self._num_interactive_in_row = 0
             if self._bulk:
-                anchor_length = self._bulk.longest_of_oldest()
+                anchor_length = self._bulk.shortest() if self.begins_short else self._bulk.longest_of_oldest()
                 self._fill(
                     batch, self._bulk, anchor_length, lambda length: self._bulk_budget(length, max_bulk_cost)
                 )

@@ -104,13 +104,14 @@ class Engine:
         num_threads = settings.threads or device.num_threads
         self._card = card
         self._device = device
-        self._longest_text_tokens = longest_text_tokens
         self._tuner = Tuner(card, device, settings, sharing)
         self._words = WordTally()
         self._tasks = make_tasks(card, lambda: self._gives_vectors, self._words, device.num_tokenizer_threads)
         self._own = own = next(iter(self._tasks.values()))
         limits = BatchLimits(self._tuner.max_batch_tokens(1))
-        self._queue = RequestQueue(limits, self._tuner.max_batch_tokens)
+        self._queue = RequestQueue(
+            limits, self._tuner.max_batch_tokens, longest_text_tokens=longest_text_tokens
+        )
         self._reuse_bytes = settings.reuse_bytes
         self._reuse = VectorReuse(settings.reuse_bytes)
         self._num_reused = 0
@@ -226,11 +227,7 @@ class Engine:
         num_tokens = TokenEstimate(request.spec).of_all(request.texts)
         with self._admission[request.interactive].hold(num_tokens, cancelled, self.is_healthy):
             dimension = self._card.dimension if self._gives_vectors else None
-            ticket = Ticket(
-                dimension,
-                is_interactive=request.interactive,
-                longest_text_tokens=self._longest_text_tokens,
-            )
+            ticket = Ticket(dimension, is_interactive=request.interactive)
             ticket.wait_seconds = time.perf_counter() - asked_at
             unique, places = find_unique(request.texts)
             with self._tokenizing(ticket):

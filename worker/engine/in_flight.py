@@ -11,7 +11,8 @@ another, and oneDNN can create no kernel any more. So neither the failure nor an
 before every stream has encoded the canary again.
 
 A failed batch is tried again in many parts, because a failure may end the process: of up to 65 texts, k bad ones
-cost k + 1 loads of the model, and the others are encoded.
+cost k + 1 loads of the model, and the others are encoded. Texts that need too much memory cost two loads, however many
+they are: the shortest fails first, and no longer one is tried then.
 """
 
 import math
@@ -44,7 +45,8 @@ from worker.runner.runner import RunnerLost
 # A sequence that failed alone is given up after so many failures, also of larger batches, if the process was sound
 # after each. An error that goes away is not the text's fault.
 FAILURES_OF_ONE: Final = 3
-# As above, for replicas of which each failure ends all processes: these were sound when they were loaded.
+# As above, for replicas of which each failure ends all processes: these were sound when they were loaded, and have
+# their whole memory again.
 ENDS_BY_ONE: Final = 2
 # A sequence is lost after it was so often alone in a sound process that was sick afterwards: the text may be
 # the cause.
@@ -171,30 +173,23 @@ class InFlight:
         # blame. Urgent ones come first.
         self._suspects: list[OwnedBatch] = []
         self._returned: list[OwnedBatch] = []
-        self._has_delivered = False  # whether this runner has encoded any batch
         self._num_streams, self._num_computed, self._is_queued = 1, 1, False
         self._encoder: tuple[str, ...] = ()  # backend, precision and attention of the last process
         self._last_seconds = math.inf  # seconds of the last batch
         self._next_number = 0
         self.is_sickness = False  # whether the last runner was lost because it was sick
         self.heard_at = 0.0
-        self.num_lost_in_row = 0  # runners, since a batch was encoded or a text given up
+        self.num_lost_in_row = 0  # runners, since a batch was encoded or a text given up for its content
         self.memory: MemoryReport | None = None  # the newest report
 
     def begin(self, report: EncoderReport, memory: MemoryReport | None) -> None:
-        """Prepare for a runner that has loaded the model.
-
-        Returned batches are built anew, because its encoder or the budget may differ from those they were built for.
-        Batches that one of their sequences may have failed keep their sequences.
-        """
+        """Prepare for a runner that has loaded the model."""
         same = self._encoder == (encoder := (report.backend.value, report.precision.value, report.attention))
         self._encoder = encoder
         self._num_streams, self._num_computed = report.num_streams, report.num_computed
         self._is_queued, self.memory = report.is_queued, memory
-        self._last_seconds, self._has_delivered = math.inf, False
+        self._last_seconds = math.inf
         self._dimension = self._model_dimension if report.gives_vectors else None
-        self._queue.take_back([work for work in self._returned if not work.is_doubtful])
-        self._returned = [work for work in self._returned if work.is_doubtful]
         self.check.begin(self._num_streams, is_in_doubt=self.is_sickness, is_same=same)
 
     def prove(self) -> None:
@@ -285,11 +280,16 @@ class InFlight:
                 self._deliver(work, message)
         elif isinstance(message, EncodeFailed):
             work = self._end(message.number)
-            if message.is_out_of_memory and not work.num_failures:
-                self._tuner.observe_out_of_memory(work, message.reason)
+            if message.is_out_of_memory:
+                self._observe_out_of_memory(work, message.reason)
             code = OUT_OF_MEMORY if message.is_out_of_memory else ENCODING_FAILED
             self.check.failed.append(FailedBatch(work, code, message.reason))
             self.check.doubt(self._num_streams)
+
+    def _observe_out_of_memory(self, work: OwnedBatch, reason: str) -> None:
+        """Make batches smaller, unless one text failed again, from which nothing more is learned."""
+        if len(work.sequences) > 1 or not work.num_failures:
+            self._tuner.observe_out_of_memory(work, reason)
 
     def _find_dimension(self, message: Encoded) -> int | None:
         """Return the dimension of the results of a batch; None if these are no vectors."""
@@ -304,13 +304,15 @@ class InFlight:
         else:
             self.check.hear_failure(message.number, message.reason)
         if not self.check.is_open:
-            self._believe(FAILURES_OF_ONE)
+            self._believe()
 
-    def _believe(self, most_failures: int) -> None:
+    def _believe(self, *, is_ended: bool = False) -> None:
         """Deliver withheld results and judge failed batches, because the runner has proved sound.
 
-        A batch is tried again in parts, and its only sequence until it has failed `most_failures` times.
+        A batch is tried again in parts, and its only sequence until it has failed often enough. If a failure has ended
+        the runner, which `is_ended` says, none is tried that would fail for the same lack of memory.
         """
+        most_failures = ENDS_BY_ONE if is_ended else FAILURES_OF_ONE
         withheld, self.check.withheld = self.check.withheld, []
         failed, self.check.failed = self.check.failed, []
         for work, message in withheld:
@@ -318,12 +320,15 @@ class InFlight:
         for each in failed:
             if len(each.work.sequences) == 1 and each.work.num_failures + 1 >= most_failures:
                 self._queue.fail_work(each.work, each.code, each.reason)
-                self.num_lost_in_row = 0
+                if is_ended and each.code == OUT_OF_MEMORY:
+                    self._queue.refuse_longer(each.work)
+                else:
+                    self.num_lost_in_row = 0
             else:
                 self._return(*each.work.parts())
 
     def _deliver(self, work: OwnedBatch, message: Encoded) -> None:
-        self.num_lost_in_row, self._has_delivered = 0, True
+        self.num_lost_in_row = 0
         self.memory = message.memory or self.memory
         self._tuner.observe_encoded(work, message.seconds, message.memory)
         self._queue.deliver(work, message.results, message.seconds, message.collate_seconds)
@@ -336,7 +341,11 @@ class InFlight:
         self._returned = sorted([*works, *self._returned], key=lambda work: not work.is_urgent)
 
     def lose(self, loss: RunnerLost) -> None:
-        """Take back the batches of a lost runner, so that the next one encodes them."""
+        """Take back the batches of a lost runner, so that the next one encodes them.
+
+        They are built anew, because the budget or the next encoder may differ from those they were built for. Batches
+        that one of their sequences may have failed keep their sequences.
+        """
         check = self.check
         self.is_sickness = loss.is_sick or (loss.failed is not None and loss.failed.number in check.numbers)
         self._salvage(loss)
@@ -344,6 +353,7 @@ class InFlight:
         self.started.clear()
         self._return(*self.outstanding.values())
         self.outstanding.clear()
+        self._returned = self._queue.take_back(self._returned)
         self.num_lost_in_row += 1
 
     def _salvage(self, loss: RunnerLost) -> None:
@@ -359,9 +369,7 @@ class InFlight:
             return
         if loss.failed is not None:
             self.hear(loss.failed)
-            # This runner was sound when it was loaded, and has its whole memory free before its first batch.
-            is_first = loss.failed.is_out_of_memory and not self._has_delivered
-            self._believe(1 if is_first else ENDS_BY_ONE)
+            self._believe(is_ended=True)
             return
         self._return(*(failed.work for failed in self.check.failed))
         self.check.failed = []
@@ -371,8 +379,8 @@ class InFlight:
             return
         works = [self._end(number) for number in list(self.started) if number in self.outstanding]
         for work in works:
-            if is_exhausted and not work.num_failures:
-                self._tuner.observe_killed(work)
+            if is_exhausted:
+                self._observe_out_of_memory(work, str(loss))
         if is_exhausted and any(len(work.sequences) > 1 for work in works):
             self._return(*(part for work in works for part in work.parts()))
         elif len(works) == 1:

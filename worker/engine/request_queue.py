@@ -4,6 +4,7 @@ It is thread-safe: callers add tickets and wait for them, while the executor's t
 delivers their results. It knows nothing about processes, texts or specs.
 """
 
+import math
 import sys
 import threading
 import time
@@ -27,6 +28,9 @@ from worker.tokens.tokenized import TokenizedTexts
 
 # The number of query messages admitted alongside interactive chunks. One message may hold many texts.
 QUERY_PLACES: Final = 3
+# How long no text is tried that is as long as one that exhausted all devices; doubled each time, up to the longest.
+FIRST_LIMIT_SECONDS: Final = 300.0
+LONGEST_LIMIT_SECONDS: Final = 3600.0
 
 
 class Admission:
@@ -76,13 +80,11 @@ class Ticket:
     The executor's thread writes to it from `add` until `done` is set, otherwise only the request's own thread
     does. `dimension` is that of the vectors; None if the model returns bytes or scores instead, which are kept
     as they arrive, equally long or not, and so are the rows of a request for several outputs. The results do not
-    decide this, or a row that happens to be as long as a vector would be taken for one. A sequence of more than
-    `longest_text_tokens` fails before it is encoded; 0 stands for no limit.
+    decide this, or a row that happens to be as long as a vector would be taken for one.
     """
 
-    def __init__(self, dimension: int | None, *, is_interactive: bool, longest_text_tokens: int = 0) -> None:
+    def __init__(self, dimension: int | None, *, is_interactive: bool) -> None:
         self.is_interactive = is_interactive
-        self._longest_text_tokens = longest_text_tokens or sys.maxsize
         self.number = -1
         self.done = threading.Event()
         self.error: ChunkError | None = None
@@ -92,21 +94,15 @@ class Ticket:
         self._dimension = dimension
 
     def lay(self, texts: TokenizedTexts, constants: Mapping[str, int]) -> None:
-        """Set the sequences to encode next. Those without tokens are skipped, and those that are too long fail."""
+        """Set the sequences to encode next. Those without tokens are skipped."""
         self.texts = texts
         self.constants = constants
-        lengths, longest = texts.lengths, self._longest_text_tokens
-        # For each sequence of this ticket, the index of its text.
-        self.positions = np.flatnonzero((lengths > 0) & (lengths <= longest))
-        self.lengths = lengths[self.positions]
+        self.positions = np.flatnonzero(
+            texts.lengths
+        )  # for each sequence of this ticket, the index of its text
+        self.lengths = texts.lengths[self.positions]
         self.num_waiting = len(self.positions)
         self.failures: dict[int, ItemFailure] = dict(texts.failures)
-        for place in np.flatnonzero(lengths > longest).tolist():
-            self.failures[place] = ItemFailure(
-                OUT_OF_MEMORY,
-                f"The text has {lengths[place]:,} tokens, but the plan of this worker has room for texts of at most "
-                f"{longest:,}. `vectormill plan` says what would hold longer ones.",
-            )
         # The vectors [texts, dimension], with zeros for texts without a result.
         self.vectors: NDArray[np.float32] | None = None
         if self._dimension is not None and not constants.get(OUTPUTS):
@@ -159,6 +155,46 @@ class Ticket:
         return Ragged.from_lengths(joined.take(np.argsort(rows, kind="stable")).values, lengths)
 
 
+class LengthLimit:
+    """The longest text that is tried: what the plan has room for, or less after a text exhausted all devices alone.
+
+    Where devices share a model, each such failure loads it again. Others may have taken the memory, so the lower
+    limit ends after a while, and is forgotten once a longer text was encoded.
+    """
+
+    def __init__(self, planned_tokens: int) -> None:
+        self._planned = planned_tokens or sys.maxsize
+        self._found = self._planned
+        self._until, self._seconds = -math.inf, 0.0
+
+    def is_lowered(self, now: float) -> bool:
+        return now < self._until
+
+    def find(self, now: float) -> int:
+        return self._found if self.is_lowered(now) else self._planned
+
+    def lower(self, length: int, now: float) -> None:
+        """Refuse texts of this length or longer for a while, since one of them has exhausted all devices."""
+        if not self.is_lowered(now):
+            self._seconds = min(max(2 * self._seconds, FIRST_LIMIT_SECONDS), LONGEST_LIMIT_SECONDS)
+        self._found, self._until = length - 1, now + self._seconds
+
+    def note_encoded(self, length: int) -> None:
+        if length > self._found:
+            self._until, self._seconds = -math.inf, 0.0
+
+    def refuse(self, length: int, now: float) -> ItemFailure:
+        """Return the failure of a text of this length, which is too long."""
+        reason = (
+            f"but this worker's devices ran out of memory with one of {self._found + 1:,}, alone. Other programs may "
+            "use it: repeat the job's failed items when they have ended."
+            if self.is_lowered(now)
+            else f"but the plan of this worker has room for texts of at most {self._planned:,}. `vectormill plan` says "
+            "what would hold longer ones."
+        )
+        return ItemFailure(OUT_OF_MEMORY, f"The text has {length:,} tokens, {reason}")
+
+
 @dataclass(slots=True)
 class BatchCounts:
     """Counts of batches, sequences, tokens and seconds since the start."""
@@ -176,7 +212,8 @@ class RequestQueue:
 
     `next_work` may hold a batch back until more sequences fill it; `ask_again_at` returns the
     time.monotonic() at which the batch will be sent, full or not. `budget` returns the largest cost of a
-    batch; it is called under the lock for every batch, so it must return at once.
+    batch; it is called under the lock for every batch, so it must return at once. A sequence of more than
+    `longest_text_tokens` fails before it is encoded; 0 stands for no limit.
     """
 
     def __init__(
@@ -184,11 +221,13 @@ class RequestQueue:
         limits: BatchLimits,
         budget: BudgetSource | None = None,
         clock: Callable[[], float] = time.monotonic,
+        longest_text_tokens: int = 0,
     ) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._pool = SequencePool(limits)
         self._pool.budget = budget or self._pool.budget
+        self._longest = LengthLimit(longest_text_tokens)
         self._tickets: dict[int, Ticket] = {}
         self._next_number = 0
         self._closed_because: str | None = None
@@ -228,7 +267,23 @@ class RequestQueue:
             self._tickets[ticket.number] = ticket
             if ticket.is_interactive:
                 self._pool.interactive_at = self._clock()
-            self._pool.add(ticket.number, ticket.lengths, is_interactive=ticket.is_interactive)
+            self._admit(ticket, np.arange(len(ticket.lengths), dtype=np.int32))
+
+    def _admit(self, ticket: Ticket, places: NDArray[np.int32]) -> None:
+        """Add these sequences of a ticket to the pool, and fail those that are too long."""
+        now, lengths = self._clock(), ticket.lengths[places]
+        is_long = lengths > self._longest.find(now)
+        self._pool.add(
+            ticket.number, lengths[~is_long], places[~is_long], is_interactive=ticket.is_interactive
+        )
+        too_long = zip(ticket.positions[places[is_long]].tolist(), lengths[is_long].tolist(), strict=True)
+        self._fail(ticket, {text: self._longest.refuse(length, now) for text, length in too_long})
+
+    def refuse_longer(self, work: OwnedBatch) -> None:
+        """Fail what waits and is as long as the only sequence of this batch, which exhausted all devices alone."""
+        with self._lock:
+            self._longest.lower(work.batch.max_length, self._clock())
+            self._put_back(self._pool.drain())
 
     def withdraw(self, ticket: Ticket) -> None:
         """Forget a ticket that nobody waits for any more. Its outstanding results will be dropped."""
@@ -242,7 +297,10 @@ class RequestQueue:
         With `only_urgent`, return no other batch.
         """
         with self._lock:
-            sequences = self._pool.take(self._clock(), is_runner_idle=is_runner_idle, only_urgent=only_urgent)
+            now = self._clock()
+            # As longer ones may fail, the first failure is to be that of the shortest.
+            self._pool.begins_short = self._longest.is_lowered(now)
+            sequences = self._pool.take(now, is_runner_idle=is_runner_idle, only_urgent=only_urgent)
             return self._make_work(sequences)
 
     def ask_again_at(self) -> float | None:
@@ -265,15 +323,30 @@ class RequestQueue:
             inputs[name] = Ragged.from_scalars(np.repeat(values, num_rows))
         return OwnedBatch(sequences, Batch(inputs), any(ticket.is_interactive for ticket, _ in runs))
 
-    def take_back(self, works: Iterable[OwnedBatch]) -> None:
-        """Put the sequences of batches that were not encoded back into the pool."""
+    def take_back(self, works: Iterable[OwnedBatch]) -> list[OwnedBatch]:
+        """Put the sequences of batches that were not encoded back into the pool, so that others are built of them.
+
+        Return those that keep their sequences, as one of these may be to blame for a failure.
+        """
+        kept: list[OwnedBatch] = []
         with self._lock:
-            taken = [
-                (request, work.sequences.positions[rows])
-                for work in works
-                for request, rows in work.sequences.by_request()
-            ]
-            self._put_back([*self._pool.drain(), *taken])
+            parts = self._pool.drain()
+            for work in works:
+                if work.is_doubtful and self._is_within_limits(work):
+                    kept.append(work)
+                else:
+                    sequences = work.sequences
+                    parts += [
+                        (request, sequences.positions[rows]) for request, rows in sequences.by_request()
+                    ]
+            self._put_back(parts)
+        return kept
+
+    def _is_within_limits(self, work: OwnedBatch) -> bool:
+        """Return False if the limits for batches or texts have become lower since this batch was built."""
+        if work.batch.max_length > self._longest.find(self._clock()):
+            return False
+        return len(work.batch) == 1 or self._pool.cost_of(work.sequences) <= self._pool.budget(work.length)
 
     def _put_back(self, parts: list[tuple[int, NDArray[np.int32]]]) -> None:
         """Add these positions of requests to the empty pool again, oldest request first."""
@@ -281,9 +354,7 @@ class RequestQueue:
         for request, some in parts:
             positions.setdefault(request, []).append(some)
         for request in sorted(positions.keys() & self._tickets.keys()):
-            ticket = self._tickets[request]
-            places = np.sort(np.concatenate(positions[request]))
-            self._pool.add(request, ticket.lengths[places], places, is_interactive=ticket.is_interactive)
+            self._admit(self._tickets[request], np.sort(np.concatenate(positions[request])))
 
     def deliver(
         self, work: OwnedBatch, results: Ragged, seconds: float, collate_seconds: float = 0.0
@@ -299,6 +370,7 @@ class RequestQueue:
         with self._lock:
             pads = self._pool.cost.pads
             self._pool.note_encoded(work.sequences, seconds, self._clock())
+            self._longest.note_encoded(work.batch.max_length)
             self.tally.num_batches += 1
             self.tally.num_sequences += len(work.sequences)
             self.tally.num_tokens += num_tokens
@@ -327,8 +399,12 @@ class RequestQueue:
                 if ticket is not None:
                     failure = ItemFailure(code, f"{ITEM_ERROR_CODES[code]} ({reason})")
                     texts = ticket.positions[work.sequences.positions[rows]].tolist()
-                    ticket.failures.update(dict.fromkeys(texts, failure))
-                    self._count_down(ticket, len(texts))
+                    self._fail(ticket, dict.fromkeys(texts, failure))
+
+    def _fail(self, ticket: Ticket, failures: Mapping[int, ItemFailure]) -> None:
+        """Record why texts of a ticket have failed."""
+        ticket.failures.update(failures)
+        self._count_down(ticket, len(failures))
 
     def lose_work(self, work: OwnedBatch, reason: str) -> None:
         """Fail every request with a sequence in this batch, as suspect, because the process died with it."""

@@ -160,7 +160,7 @@ class Tuner:
         """
         if self.num_out_of_memory == 0:
             logger.warning(
-                "%s has too little memory for a batch of %d sequences of up to %d tokens (%s). It is retried in "
+                "%s has too little memory for a batch of %d sequences of up to %d tokens (%s). It is tried again in "
                 "parts, and batches of such lengths are smaller from now on; further such errors are only counted.",
                 self._device.name,
                 len(work.batch),
@@ -168,16 +168,6 @@ class Tuner:
                 reason,
             )
         self.num_out_of_memory += 1
-        self._budget.observe_out_of_memory(work.length, self._count_cost(work))
-
-    def observe_killed(self, work: OwnedBatch) -> None:
-        """Halve the budget for such lengths, because the process was killed for lack of main memory."""
-        logger.warning(
-            "The model process was killed for lack of memory during a batch of %d sequences of up to %d tokens; "
-            "halving batches of such lengths.",
-            len(work.batch),
-            work.batch.max_length,
-        )
         self._budget.observe_out_of_memory(work.length, self._count_cost(work))
 
     def describe(self) -> dict[str, Any]:

@@ -181,9 +181,10 @@ def test_the_second_of_two_batches_that_runs_out_of_memory_is_tried_in_parts_and
     waiting_again: list[OwnedBatch] = []
     take_back = RequestQueue.take_back
 
-    def note(queue: RequestQueue, works: Iterable[OwnedBatch]) -> None:
-        waiting_again.extend(works := list(works))
-        take_back(queue, works)
+    def note(queue: RequestQueue, works: Iterable[OwnedBatch]) -> list[OwnedBatch]:
+        kept = take_back(queue, works := list(works))
+        waiting_again.extend(work for work in works if not any(work is each for each in kept))
+        return kept
 
     monkeypatch.setattr(RequestQueue, "take_back", note)
     engine = make_engine(TENSOR)

@@ -32,9 +32,10 @@ from vectormill.jobs.item import ENCODING_FAILED, OUT_OF_MEMORY, ItemFailure
 from vectormill.jobs.jobs import retry_job
 from vectormill.models.specs import MODEL_KINDS
 from vectormill.ragged import Ragged
+from worker.batching.batch import OwnedBatch
 from worker.engine.engine import Engine as EncodingEngine
 from worker.engine.request import EncodeRequest, EncodeResult
-from worker.engine.request_queue import Ticket
+from worker.engine.request_queue import LengthLimit
 from worker.settings import WorkerSettings
 
 CHUNK_ITEMS = 5
@@ -167,24 +168,24 @@ def test_a_text_for_which_the_plan_has_no_room_fails_before_it_is_encoded(
     subject: Subject, monkeypatch: pytest.MonkeyPatch, interactive: bool
 ) -> None:
     kind, engine = subject.kind, subject.engine
-    seen: list[Ticket] = []
-    add = engine._queue.add
+    seen: list[int] = []
+    deliver = engine._queue.deliver
 
-    def note(ticket: Ticket) -> None:
-        seen.append(ticket)
-        add(ticket)
+    def note(work: OwnedBatch, *outcome: Any) -> None:
+        seen.append(work.batch.max_length)
+        deliver(work, *outcome)
 
-    monkeypatch.setattr(engine._queue, "add", note)
+    monkeypatch.setattr(engine._queue, "deliver", note)
     expected = subject.ask(list(kind.items))
-    longest = max(int(ticket.lengths.max(initial=0)) for ticket in seen)
-    monkeypatch.setattr(engine, "_longest_text_tokens", longest)
+    longest = max(seen)
+    monkeypatch.setattr(engine._queue, "_longest", LengthLimit(longest))
     seen.clear()
     items = [kind.long, *kind.items]
     request = EncodeRequest("r", subject.spec, [to_bytes(item) for item in items], interactive, MAX_CHARS)
     result = engine.encode(request, threading.Event())
     assert {index: failure.code for index, failure in result.failures.items()} == {0: OUT_OF_MEMORY}
     assert f"at most {longest:,}. `vectormill plan` says" in result.failures[0].detail
-    assert max(int(ticket.lengths.max(initial=0)) for ticket in seen) <= longest, "no process has seen it"
+    assert max(seen) <= longest, "no process has seen it"
     assert (result.num_tokens[0], result.truncated[0]) == (0, False)
     for place in range(len(kind.items)):
         assert are_alike(read(result, place + 1), read(expected, place))

@@ -32,7 +32,8 @@ class ClusterState:
         self.failed: list[OwnedBatch] = []
         self.lost: list[OwnedBatch] = []
         self.taken_back: list[OwnedBatch] = []
-        self.killed: list[OwnedBatch] = []
+        self.exhausted: list[OwnedBatch] = []
+        self.refused: list[OwnedBatch] = []
 
     def next_work(self, *, is_runner_idle: bool, only_urgent: bool) -> OwnedBatch | None:
         """Return the first work, or the first urgent one."""
@@ -52,16 +53,19 @@ class ClusterState:
     def lose_work(self, work: OwnedBatch, reason: str) -> None:
         self.lost.append(work)
 
-    def take_back(self, works: Iterable[OwnedBatch]) -> None:
-        self.taken_back = list(works)
+    def refuse_longer(self, work: OwnedBatch) -> None:
+        self.refused.append(work)
+
+    def take_back(self, works: Iterable[OwnedBatch]) -> list[OwnedBatch]:
+        works = list(works)
+        self.taken_back = [work for work in works if not work.is_doubtful]
         self.works = [*self.taken_back, *self.works]
+        return [work for work in works if work.is_doubtful]
 
     def close(self, reason: str) -> None: ...
     def observe_encoded(self, work: OwnedBatch, seconds: float, memory: MemoryReport | None) -> None: ...
-    def observe_out_of_memory(self, work: OwnedBatch, reason: str) -> None: ...
-
-    def observe_killed(self, work: OwnedBatch) -> None:
-        self.killed.append(work)
+    def observe_out_of_memory(self, work: OwnedBatch, reason: str) -> None:
+        self.exhausted.append(work)
 
 
 class Desk:
@@ -172,7 +176,7 @@ def test_a_process_that_somebody_killed_is_nobodys_fault_and_teaches_nothing() -
     desk.load()
     assert desk.waiting() == [4]
     assert not desk.around.lost
-    assert not desk.around.killed
+    assert not desk.around.exhausted
 
 
 def test_a_process_that_the_kernel_killed_for_want_of_memory_has_its_batch_tried_in_parts() -> None:
@@ -181,7 +185,7 @@ def test_a_process_that_the_kernel_killed_for_want_of_memory_has_its_batch_tried
     desk.in_flight.lose(RunnerLost("the kernel killed it", is_exhausted=True))
     desk.load()
     assert desk.waiting() == [1, 1, 1, 1]
-    assert [len(work.sequences) for work in desk.around.killed] == [4]
+    assert [len(work.sequences) for work in desk.around.exhausted] == [4]
 
 
 def test_a_process_that_was_killed_when_memory_was_full_was_killed_for_want_of_it() -> None:
@@ -189,7 +193,7 @@ def test_a_process_that_was_killed_when_memory_was_full_was_killed_for_want_of_i
     desk.load(MemoryReport(1, 1, 0, 0.97))
     desk.start()
     desk.in_flight.lose(RunnerLost("it was killed", is_foreign=True))
-    assert len(desk.around.killed) == 1
+    assert len(desk.around.exhausted) == 1
 
 
 def test_one_text_whose_process_died_for_want_of_memory_is_suspect() -> None:

@@ -4,6 +4,7 @@ The replica is simulated. It is one process that goes on after a failed batch, o
 the pool, the budget and the decisions about batches are real.
 """
 
+import random
 from collections import deque
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -38,6 +39,8 @@ START_TOKENS = 64
 class Nature:
     """The settings of a simulated replica. Batches of more than `memory_tokens` run out of memory."""
 
+    start_tokens: int = field(default=START_TOKENS, kw_only=True)
+
     is_group: bool = True
     is_queued: bool = False
     memory_tokens: int = 32
@@ -51,16 +54,18 @@ class Ledger:
 
     num_reloads: int = 0
     num_allowed: int = 0  # reloads that something accounts for
-    num_in_row: int = 0  # since a batch was encoded or a text given up
+    num_in_row: int = 0  # since a batch was encoded or a text given up for its content
     num_exhausted: int = 0
+    num_limits: int = 0  # how often a text that exhausted all ranks alone told how long others may be
+    num_occasions: int = 0  # for that: requests, and limits that have ended
     has_been_disturbed: bool = False
 
 
 class CountingBudget(TokenBudget):
     """The part of a Tuner that batches in flight use."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        super().__init__(BudgetRules(START_TOKENS, is_tuned=False))
+    def __init__(self, ledger: Ledger, start_tokens: int) -> None:
+        super().__init__(BudgetRules(start_tokens, is_tuned=False))
         self._ledger = ledger
 
     def observe_encoded(self, work: OwnedBatch, seconds: float, memory: MemoryReport | None) -> None:
@@ -75,12 +80,9 @@ class CountingBudget(TokenBudget):
             num_streams=1,
         )
 
-    def observe_killed(self, work: OwnedBatch) -> None:
+    def observe_exhausted(self, work: OwnedBatch, reason: str) -> None:
         self._ledger.num_exhausted += 1
         self.observe_out_of_memory(work.length, work.batch.num_padded_tokens)
-
-    def observe_exhausted(self, work: OwnedBatch, reason: str) -> None:
-        self.observe_killed(work)
 
 
 class Tuned:
@@ -88,7 +90,6 @@ class Tuned:
 
     def __init__(self, budget: CountingBudget) -> None:
         self.observe_encoded = budget.observe_encoded
-        self.observe_killed = budget.observe_killed
         self.observe_out_of_memory = budget.observe_exhausted
 
 
@@ -96,10 +97,16 @@ class CountingQueue(RequestQueue):
     """A queue that notes in the ledger which texts were given up."""
 
     ledger: Ledger
+    is_of_group: bool
 
     def fail_work(self, work: OwnedBatch, code: str, reason: str) -> None:
-        self.ledger.num_in_row = 0
+        if code != OUT_OF_MEMORY or not self.is_of_group:
+            self.ledger.num_in_row = 0
         super().fail_work(work, code, reason)
+
+    def refuse_longer(self, work: OwnedBatch) -> None:
+        self.ledger.num_limits += 1
+        super().refuse_longer(work)
 
 
 @dataclass
@@ -113,12 +120,13 @@ class SimulatedReplica:
     inbox: deque[Encode] = field(default_factory=deque)
     is_sick: bool = False
     is_dead: bool = False
+    now: float = 0.0
     _numbers: Any = field(default_factory=lambda: count(1))
 
     def __post_init__(self) -> None:
-        budget = CountingBudget(self.ledger)
-        self.queue = CountingQueue(BatchLimits(START_TOKENS), budget.max_batch_tokens, clock=lambda: 0.0)
-        self.queue.ledger = self.ledger
+        budget = CountingBudget(self.ledger, self.nature.start_tokens)
+        self.queue = CountingQueue(BatchLimits(START_TOKENS), budget.max_batch_tokens, lambda: self.now)
+        self.queue.ledger, self.queue.is_of_group = self.ledger, self.nature.is_group
         self.in_flight = InFlight(self.queue, cast(Any, Tuned(budget)), CANARY, 4)
         self.load()
 
@@ -137,6 +145,7 @@ class SimulatedReplica:
         ticket = Ticket(4, is_interactive=is_interactive)
         ticket.lay(TokenizedTexts.from_rows(rows, np.zeros(len(rows), np.bool_), {}), {})
         self.tickets.append(ticket)
+        self.ledger.num_occasions += 1
         if self.is_dead:
             with pytest.raises(EngineStopped):
                 self.queue.add(ticket)
@@ -194,8 +203,15 @@ class SimulatedReplica:
                 self.in_flight.hear(failed)
 
     def _account(self, work: OwnedBatch) -> None:
-        """Allow a reload for a batch that failed for the first time, and for each bad text in it what it may take."""
-        num_bad = sum(self.is_bad(uid, length) for uid, length in find_lengths(work.batch))
+        """Allow a reload for a batch that failed for the first time, and for each bad text in it what it may take.
+
+        All that are too long for a group are one cause, since none is tried any more once one has failed alone.
+        """
+        texts = find_lengths(work.batch)
+        num_bad = sum(self.is_bad(uid, length) for uid, length in texts)
+        if self.nature.is_group and not self.nature.is_killed:
+            num_raising = sum(self.kinds[uid] != GOOD for uid, _ in texts)
+            num_bad = min(num_bad, num_raising + 1)
         # If two batches were started, nobody knows which of them has ended the process.
         of_one = 1 + self.nature.is_queued + SICKENED_BY_ONE * self.nature.falls_sick
         self.ledger.num_allowed += 1 + of_one * num_bad
@@ -295,6 +311,11 @@ class ReplicaMachine(RuleBasedStateMachine):
     def ask(self, texts: list[tuple[int, str]], is_interactive: bool) -> None:
         self.replica.ask(texts, is_interactive=is_interactive)
 
+    @rule(seconds=st.sampled_from([1.0, 400.0, 4000.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.replica.now += seconds
+        self.replica.ledger.num_occasions += 1
+
     @rule(num_batches=st.integers(1, 8))
     def run(self, num_batches: int) -> None:
         for _ in range(num_batches):
@@ -320,9 +341,14 @@ class ReplicaMachine(RuleBasedStateMachine):
     def nothing_is_loaded_again_without_a_cause_of_its_own(self) -> None:
         assert self.replica.ledger.num_reloads <= self.replica.ledger.num_allowed
 
+    @invariant()
+    def a_limit_is_learned_once_for_all_texts_that_wait(self) -> None:
+        assert self.replica.ledger.num_limits <= 2 * self.replica.ledger.num_occasions
+
     def teardown(self) -> None:
         if hasattr(self, "replica"):
             self.replica.drain()
+            self.a_limit_is_learned_once_for_all_texts_that_wait()
             self.every_lost_runner_counts_until_a_text_is_answered()
             self.nothing_is_loaded_again_without_a_cause_of_its_own()
             check_answers(self.replica)
@@ -332,14 +358,66 @@ TestReplicas = ReplicaMachine.TestCase
 TestReplicas.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
 
 
-@pytest.mark.parametrize("kind", [RAISES, "is too long"])
-@pytest.mark.parametrize(("num_bad", "num_good"), [(1, 0), (1, 15), (3, 12), (8, 8), (8, 0)])
-def test_bad_texts_of_a_batch_take_one_load_each_and_one_for_the_batch(
-    kind: str, num_bad: int, num_good: int
+@pytest.mark.parametrize("order", ["rising", "falling", "mixed"])
+@pytest.mark.parametrize("num_requests", [1, 10])
+@pytest.mark.parametrize("num_good", [0, 100])
+@pytest.mark.parametrize("memory_tokens", [20, START_TOKENS])
+def test_any_number_of_texts_that_exhaust_a_group_take_a_few_loads(
+    order: str, num_requests: int, num_good: int, memory_tokens: int
 ) -> None:
+    """A batch fails, and then the shortest text of those that wait and are too long: again if more come later."""
+    replica = SimulatedReplica(Nature(memory_tokens=memory_tokens))
+    lengths = [memory_tokens + 1 + number for number in range(100)]
+    lengths += [1 + number % memory_tokens for number in range(num_good)]
+    lengths.sort(reverse=order == "falling")
+    if order == "mixed":
+        random.Random(3).shuffle(lengths)
+    for number in range(num_requests):
+        replica.ask([(length, GOOD) for length in lengths[number::num_requests]])
+    replica.drain()
+    check_answers(replica)
+    assert not replica.is_dead
+    most_lessons = int(np.log2(START_TOKENS / memory_tokens)) + 1  # for batches that are too large
+    assert replica.ledger.num_reloads <= 4 + most_lessons
+    num_loads = replica.ledger.num_reloads
+    replica.ask([(length, GOOD) for length in lengths])
+    replica.drain()
+    check_answers(replica)
+    assert replica.ledger.num_reloads == num_loads
+
+
+def test_longer_texts_are_tried_again_after_a_while_and_at_last_only_once_in_an_hour() -> None:
+    nature = Nature(memory_tokens=20)
+    replica = SimulatedReplica(nature)
+    tries: list[float] = []
+    for _ in range(600):
+        replica.now += 60.0
+        num_loads = replica.ledger.num_reloads
+        replica.ask([(30, GOOD), (4, GOOD)])
+        replica.drain()
+        tries += [replica.now] * (replica.ledger.num_reloads > num_loads)
+    assert np.diff(tries).round(-2).tolist()[:4] == [300, 600, 1200, 2400]
+    assert set(np.diff(tries)[4:].tolist()) == {3600.0}
+    check_answers(replica)
+    replica.nature = replace(nature, memory_tokens=40)
+    replica.now += 3600.0
+    replica.ask([(30, GOOD)])
+    replica.drain()
+    assert not replica.tickets[-1].failures
+    replica.nature = nature
+    replica.ask([(30, GOOD)])
+    replica.drain()
+    replica.now += 300.0
+    replica.nature = replace(nature, memory_tokens=40)
+    replica.ask([(30, GOOD)])
+    replica.drain()
+    assert not replica.tickets[-1].failures, "what was encoded in between has made the limit short again"
+
+
+@pytest.mark.parametrize(("num_bad", "num_good"), [(1, 0), (1, 15), (3, 12), (8, 8), (8, 0)])
+def test_bad_texts_of_a_batch_take_one_load_each_and_one_for_the_batch(num_bad: int, num_good: int) -> None:
     replica = SimulatedReplica(Nature(memory_tokens=START_TOKENS))
-    length = START_TOKENS + 1 if kind == "is too long" else 3
-    replica.ask([(length, kind if kind == RAISES else GOOD)] * num_bad + [(4, GOOD)] * num_good)
+    replica.ask([(3, RAISES)] * num_bad + [(4, GOOD)] * num_good)
     replica.drain()
     check_answers(replica)
     assert not replica.is_dead
@@ -352,3 +430,11 @@ def test_batches_that_are_too_large_teach_the_budget_once_for_each_load() -> Non
     replica.drain()
     check_answers(replica)
     assert replica.ledger.num_reloads == replica.ledger.num_exhausted == 2, "from 64 tokens to 32 and to 16"
+
+
+def test_parts_that_are_still_too_large_teach_the_budget_and_are_built_anew() -> None:
+    replica = SimulatedReplica(Nature(memory_tokens=18, start_tokens=4096))
+    replica.ask([(4, GOOD)] * 300)
+    replica.drain()
+    check_answers(replica)
+    assert replica.ledger.num_reloads == replica.ledger.num_exhausted == 2, "the batch, and one of its parts"

@@ -64,14 +64,20 @@ def test_a_batch_has_the_passages_of_the_requests_that_ask_for_them_and_no_other
 def test_exactly_the_texts_for_which_the_plan_has_no_room_fail_before_they_are_queued(
     lengths: list[int], longest: int
 ) -> None:
-    ticket = Ticket(4, is_interactive=False, longest_text_tokens=longest)
-    ticket.lay(tokenized([[1] * length for length in lengths]), {})
+    queue = RequestQueue(BatchLimits(64), clock=lambda: 0.0, longest_text_tokens=longest)
+    ticket = ticket_of([[1] * length for length in lengths])
+    queue.add(ticket)
     too_long = {place for place, length in enumerate(lengths) if 0 < longest < length}
     assert ticket.failures.keys() == too_long
-    assert ticket.positions.tolist() == [
-        place for place, length in enumerate(lengths) if length and place not in too_long
-    ]
     assert {failure.code for failure in ticket.failures.values()} <= {OUT_OF_MEMORY}
+    encoded: list[int] = []
+    while work := next_work(queue):
+        encoded += work.batch.lengths.tolist()
+        queue.deliver(work, encode(work.batch), 1.0)
+    assert sorted(encoded) == sorted(
+        length for place, length in enumerate(lengths) if length and place not in too_long
+    )
+    assert ticket.done.is_set()
 
 
 def next_work(queue: RequestQueue) -> OwnedBatch | None:

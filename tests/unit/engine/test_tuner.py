@@ -110,10 +110,10 @@ def test_out_of_memory_is_said_once_counted_always_and_forgotten_with_the_encode
     assert tuner.max_batch_tokens(128) == 1024, "another precision needs other memory"
 
 
-def test_a_killed_process_halves_the_batches_of_that_length() -> None:
+def test_a_batch_that_is_too_large_halves_the_batches_of_that_length() -> None:
     tuner = make_tuner()
     tuner.begin(report(), memory(0.1), BatchCost())
-    tuner.observe_killed(make_work(4, 128))
+    tuner.observe_out_of_memory(make_work(4, 128), "the kernel killed it")
     assert (tuner.max_batch_tokens(128), tuner.max_batch_tokens(30)) == (256, 1024)
 
 
