@@ -133,7 +133,8 @@ def assert_kept(parts: Parts, *promises: Promise, seconds: float = 120.0) -> Non
     with parts.client() as client:
         for each in promises:
             client.wait(each.job_id, timeout_seconds=seconds)
-    assert find_broken_promises(parts, promises, parts.directory) == []
+    broken = find_broken_promises(parts, promises, parts.directory)
+    assert not broken, "\n".join(broken)
 
 
 def answers(url: str) -> bool:
