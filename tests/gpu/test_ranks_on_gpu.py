@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.gpu.devices import NEEDS_GPU
-from worker.placement.strategies import SHARED
+from worker.placement.strategies import OFFLOAD, SHARED
 
 CASES: Final = [
     ("cpu", "packed"),
@@ -36,7 +36,7 @@ from worker.placement.placement import Rank
 kind, strategy, attention, folder = sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4])
 card, device = Registry({}).card(DEFAULT_MODEL, weights=True), find_device(kind)
 is_cuda = kind == "cuda"
-rank = Rank(0, 1, strategy, (6,), folder / "store", 60.0)
+rank = Rank(0, 1, strategy, (6,), folder / "store", 60.0, 6 if strategy == "offload" else 0)
 precision = "bf16" if is_cuda else "fp32"
 order = EncoderOrder(card, device, "torch", precision, 1, folder, attention, rank)
 shard = load_shard(order)
@@ -53,7 +53,7 @@ np.savez(folder / "vectors.npz", found=found, expected=expected)
 """
 
 
-@pytest.mark.parametrize("strategy", SHARED)
+@pytest.mark.parametrize("strategy", [*SHARED, OFFLOAD])
 @pytest.mark.parametrize(("kind", "attention"), CASES)
 def test_a_rank_alone_gives_the_vectors_of_a_whole_model(
     kind: str, attention: str, strategy: str, tmp_path: Path

@@ -56,14 +56,15 @@ class OffloadedLayers:
         size = max(len(block) for block in self._blocks)
         self._slots = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(NUM_SLOTS)]
         self._stream = torch.cuda.Stream() if device.type == CUDA else None
-        self._held: list[int | None] = [
-            None
-        ] * NUM_SLOTS  # the place of the layer that each slot has, or receives
+        # The place of the layer that each slot has or receives, and the event at which it has arrived.
+        self._held: list[int | None] = [None] * NUM_SLOTS
         self._arrived: list[torch.cuda.Event | None] = [None] * NUM_SLOTS
         for place, layer in enumerate(self._layers):
             _hold_in(self._slots[place % NUM_SLOTS], layer)
             layer.register_forward_pre_hook(partial(self._await, place))
             layer.register_forward_hook(partial(self._follow, place))
+        for place in range(NUM_SLOTS):
+            self._send(place)
 
     def _pin(self) -> None:
         """Lock the blocks in main memory: only then they are copied at full rate and beside a computation."""
