@@ -52,6 +52,7 @@ from worker.loading import LoadingDisplay
 from worker.messages import forget_foreign_tasks
 from worker.placement.placement import Assignment, read_assignment
 from worker.placement.strategies import REPLICATE
+from worker.plan import follow_plan
 from worker.queries import QueryListener
 from worker.report import ReportMaker, WorkerReport, read_losses
 from worker.runner.starter import Sharing
@@ -137,6 +138,7 @@ def run_replica(
     database_url, redis_url = settings.need("database_url"), settings.need("redis_url")
     card = open_registry(settings).card(identity.model, weights=True)
     devices = assignment.devices
+    worker_settings = follow_plan(worker_settings, card, assignment)
     slots = worker_settings.slots + worker_settings.interactive_slots
     heart = make_engine(database_url, application_name=f"{identity.name} leases", pool_size=1, max_overflow=0)
     # This is done before the model is loaded, because loading may take longer than a lease.

@@ -4,19 +4,23 @@ Nothing is started, and the hardware is not queried: its inventory is given.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import ceil
-from typing import Final
+from typing import Final, TypeVar
 
-from vectormill.domain.errors import ConfigurationError
+from vectormill.domain.errors import ConfigurationError, ModelError
 from vectormill.models.model_card import ModelCard
 from vectormill.models.model_shape import ModelShape
 from worker.devices.device import CPU, CUDA, Device, Inventory, divide_gpus, parse_devices
 from worker.encoder.choice import (
+    BF16,
     EXTRACTION_PRECISIONS,
+    FP16,
     FP32,
     PACKED,
+    PRECISIONS,
     AttentionShape,
     choose_extraction_precision,
     choose_precision,
@@ -27,8 +31,8 @@ from worker.encoder.encoder import AUTO
 from worker.encoder.switches import describe_switches
 from worker.placement.footprint import count_results
 from worker.placement.obstacles import find_obstacle
-from worker.placement.placement import PRECISIONS, Placement, PlanSettings
-from worker.placement.room import GIB, guess_flops
+from worker.placement.placement import Assignment, Placement, PlanSettings
+from worker.placement.room import GIB, OVERHEAD_BYTES, guess_flops
 from worker.placement.strategies import REPLICATE
 from worker.placement.together import Planned, Tenant, plan_together
 from worker.settings import WorkerSettings
@@ -40,6 +44,8 @@ CORES_PER_WORKER: Final = 2
 # The memory that a part of a GPU has at least: for the batches of a worker, and for its weights in fp32.
 LEAST_PART_BYTES: Final = 4 * GIB
 BYTES_PER_VALUE: Final = 16
+
+Owner = TypeVar("Owner", Inventory, Device)
 
 
 def choose_num_workers(device: Device, shape: ModelShape) -> tuple[int, str]:
@@ -100,6 +106,7 @@ def plan_machine(
         others = [card for card in cards if card.static is None]
         on_cpu = plan_machine(static, inventory, settings.model_copy(update={"devices": CPU}))
         planned = {each.name: _add_reasons(each, [WHY_CPU]) for each in on_cpu}
+        inventory = _leave_host_memory(inventory, on_cpu)
         if others:
             planned |= {each.name: each for each in plan_machine(others, inventory, settings)}
         return tuple(planned[card.name] for card in cards)
@@ -107,6 +114,7 @@ def plan_machine(
     cards = [replace(card, shape=find_shape(card)) for card in cards]
     wanted, reasons = _choose_devices(cards, inventory, settings)
     names, inventory = divide_gpus(wanted, inventory)
+    inventory = _divide_host_memory(inventory, names)
     settings = settings.model_copy(update={"devices": names})
     plans = plan_together(inventory, [_make_tenant(card, inventory, settings) for card in cards])
     switches = describe_switches(settings.switches, parse_devices(settings.devices, inventory)[0])
@@ -131,6 +139,32 @@ def _choose_devices(
     return ",".join(f"{name}*{count}" if count > 1 else name for name, (count, _) in chosen.items()), reasons
 
 
+def _divide_host_memory(inventory: Inventory, names: str) -> Inventory:
+    """Divide main memory among the processor and the GPUs that have no other, as far as they are used."""
+    devices = parse_devices(names, inventory)
+    owners = {device.card or device.name for device in devices if device.shares_host_memory}
+    number = len(owners) + any(device.kind == CPU for device in devices)
+    return _change_host_memory(inventory, number=number) if number > 1 else inventory
+
+
+def _leave_host_memory(inventory: Inventory, plans: Sequence[Planned]) -> Inventory:
+    """Return the inventory without the main memory that the plans take."""
+    replicas = [replica for planned in plans for replica in planned.placement.replicas]
+    shards = [shard for replica in replicas for stage in replica.stages for shard in stage.shards]
+    taken = sum(OVERHEAD_BYTES[CPU] + shard.weight_bytes + shard.activation_bytes for shard in shards)
+    return _change_host_memory(inventory, taken_bytes=taken)
+
+
+def _change_host_memory(inventory: Inventory, taken_bytes: int = 0, number: int = 1) -> Inventory:
+    def change(owner: Owner) -> Owner:
+        free = owner.memory_bytes if owner.free_bytes is None else owner.free_bytes
+        free = max(0, free - taken_bytes) // number
+        return replace(owner, memory_bytes=owner.memory_bytes // number, free_bytes=free)
+
+    gpus = tuple(change(each) if each.shares_host_memory else each for each in inventory.accelerators)
+    return replace(change(inventory), accelerators=gpus)
+
+
 def _add_reasons(planned: Planned, reasons: Sequence[str]) -> Planned:
     placement = planned.placement
     return replace(planned, placement=replace(placement, reasons=(*placement.reasons, *reasons)))
@@ -139,7 +173,7 @@ def _add_reasons(planned: Planned, reasons: Sequence[str]) -> Planned:
 def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings) -> Tenant:
     shape = find_shape(card)
     devices = parse_devices(settings.devices, inventory)
-    precision, precisions = _choose_precision(card, devices[0], settings)
+    precision = choose_common_precision(card, devices, settings.precision)
     return Tenant(
         card.name,
         shape,
@@ -156,21 +190,48 @@ def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings
                 is_reproducible=settings.reproducible,
             ),
             attention=PACKED if _is_packed(shape, devices, precision, settings) else "",
-            precisions=precisions,
+            precisions=_list_precisions(card, devices),
             results=count_results(card),
         ),
     )
 
 
-def _choose_precision(
-    card: ModelCard, device: Device, settings: WorkerSettings
-) -> tuple[str, tuple[str, ...]]:
-    """Return the precision of the model on the device, and all that it could have."""
+def choose_common_precision(card: ModelCard, devices: Sequence[Device], wanted: str) -> str:
+    """Return the precision of the model on all of these devices, of 16 bits if each supports the same.
+
+    Raises ModelError for one that a device does not support.
+    """
+    choices = {_choose_precision(card, device, wanted) for device in devices}
+    common = [each for each in _list_precisions(card, devices) if each in choices]
+    return choices.pop() if len(choices) == 1 else common[-1] if common else FP32
+
+
+def follow_plan(settings: WorkerSettings, card: ModelCard, assignment: Assignment) -> WorkerSettings:
+    """Return the settings with the plan's precision, if the devices of a replica would choose another by themselves."""
+    planned = assignment.part["plan"]["precision"]
+    choices = {_choose_precision(card, device, settings.precision) for device in assignment.devices}
+    return settings if choices == {planned} else settings.model_copy(update={"precision": planned})
+
+
+def _choose_precision(card: ModelCard, device: Device, wanted: str) -> str:
+    """Return the precision of the model on the device."""
     if card.static is not None:
-        return choose_static_precision(settings.precision).value, (FP32,)
+        return choose_static_precision(wanted).value
     if card.is_extractor:
-        return choose_extraction_precision(settings.precision, device).value, EXTRACTION_PRECISIONS
-    return choose_precision(settings.precision, device, card.model_type).value, PRECISIONS
+        return choose_extraction_precision(wanted, device).value
+    return choose_precision(wanted, device, card.model_type).value
+
+
+def _list_precisions(card: ModelCard, devices: Sequence[Device]) -> tuple[str, ...]:
+    """Return the precisions that all devices support, the largest values first, and fp16 only where bf16 is none."""
+    known = (FP32,) if card.static is not None else EXTRACTION_PRECISIONS if card.is_extractor else PRECISIONS
+    supported = []
+    for precision in known:
+        with suppress(ModelError):
+            for device in devices:
+                _choose_precision(card, device, precision)
+            supported.append(precision)
+    return tuple(each for each in supported if each != FP16 or BF16 not in supported)
 
 
 def _is_packed(

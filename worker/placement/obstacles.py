@@ -20,7 +20,7 @@ TORCH: Final = "torch"
 
 
 class NamedDevice(Protocol):
-    """A device as far as obstacles depend on it: its name and kind, and the GPU that it is a part of, if any."""
+    """A device as far as obstacles depend on it: its name, kind and types, and the GPU that it is a part of, if any."""
 
     @property
     def name(self) -> str: ...
@@ -28,6 +28,8 @@ class NamedDevice(Protocol):
     def kind(self) -> str: ...
     @property
     def card(self) -> str: ...
+    @property
+    def has_bf16(self) -> bool: ...
 
 
 def find_obstacle(
@@ -53,6 +55,8 @@ def find_obstacle(
         return "a reproducible model is computed in tiles, which only pipelines and tensor parallelism share"
     if strategy == OFFLOAD and card.is_extractor:
         return "an extractor reads its layers' weights when it is loaded, and keeps them on the device"
+    if precision in COMPRESSED and len({device.has_bf16 for device in devices}) > 1:
+        return f"{precision} weights are computed in bf16 on some of these devices, and the others do not support it"
     return find_division_obstacle(card.shape, strategy, devices, precision)
 
 

@@ -16,7 +16,8 @@ from worker.placement.drafts import (
     draft_plans,
     draft_replicas,
 )
-from worker.placement.placement import AUTO, PRECISIONS, PlanSettings, Rejection, Replica
+from worker.placement.footprint import VALUE_BYTES
+from worker.placement.placement import AUTO, PlanSettings, Rejection, Replica
 from worker.placement.replicas import SHORTEST_USEFUL_TOKENS, DoesNotFit, ReplicaBuilder
 from worker.placement.room import GIB, DeviceCapacity, memory_for
 from worker.placement.strategies import HYBRID, OFFLOAD, PIPELINE, REPLICATE, SHARED, STRATEGIES
@@ -52,7 +53,7 @@ def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: PlanRequest) -> 
     used = ", ".join(
         f"{format_gib(room.used_bytes)} of {room.name}" for room in asked.rooms if room.used_bytes
     )
-    others = f" and what other programs use ({used})" if used else ""
+    others = f" and what others use ({used})" if used else ""
     sentences = [
         f"The weights take {format_gib(builder.weights.total_bytes)} in {asked.settings.precision}. Each device offers "
         f"{offered}: {asked.settings.memory_share:.0%} of its memory, minus what a process needs for itself{others}."
@@ -249,10 +250,9 @@ def _fit(asked: PlanRequest, precision: str, strategy: str, longest: int) -> str
     return f"{max(drafts, key=lambda draft: draft.rate).name} fits{limit}"
 
 
-def smaller_precisions(asked: PlanRequest) -> tuple[str, ...]:
-    known = "bf16" if asked.settings.precision == "fp16" else asked.settings.precision
-    smaller = PRECISIONS[PRECISIONS.index(known) + 1 :]
-    return tuple(each for each in smaller if each in asked.settings.precisions)
+def smaller_precisions(asked: PlanRequest) -> list[str]:
+    held = VALUE_BYTES[asked.settings.precision]
+    return [each for each in asked.settings.precisions if VALUE_BYTES[each] < held]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -57,6 +57,7 @@ class DeviceCapacity:
     memory_bytes: int = 0
     host_bytes: int = 0  # of main memory that weights may take beside the device
     num_parts: int = 1  # among which the device's time is divided
+    has_bf16: bool = True
 
 
 def measure_room(device: Device, memory_share: float, host_bytes: int = 0) -> DeviceCapacity:
@@ -78,6 +79,7 @@ def measure_room(device: Device, memory_share: float, host_bytes: int = 0) -> De
         device.memory_bytes,
         0 if device.shares_host_memory else host_bytes,
         device.num_parts,
+        device.has_bf16,
     )
 
 

@@ -163,17 +163,17 @@ def plan_together(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Plan
         return found
     alone = [_plan(inventory, tenant).rate for tenant in tenants]
 
-    def worth(plans: Sequence[Planned], num_on_device: int) -> tuple[bool, float]:
+    def worth(plans: Sequence[Planned]) -> tuple[bool, float]:
         holds_all = all(
             plan.placement.longest_text_tokens == tenant.settings.max_tokens
             for plan, tenant in zip(plans, tenants, strict=True)
         )
-        kept = min(plan.rate / num_on_device / rate for plan, rate in zip(plans, alone, strict=True))
+        kept = min(plan.rate / rate for plan, rate in zip(plans, alone, strict=True))
         return holds_all, kept
 
     # A model without work leaves a shared device to the others, so sharing is preferred if both ways are
     # about equal.
-    (shared_holds, shared_rate), (apart_holds, apart_rate) = worth(shared, len(tenants)), worth(apart, 1)
+    (shared_holds, shared_rate), (apart_holds, apart_rate) = worth(shared), worth(apart)
     if shared_holds != apart_holds:
         return shared if shared_holds else apart
     return shared if shared_rate >= ABOUT_AS_FAST * apart_rate else apart
@@ -194,34 +194,46 @@ def _plan(inventory: Inventory, tenant: Tenant, note: str = "") -> Planned:
 
 
 def _share_devices(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Planned, ...]:
-    """Plan every model on every device, with a part of the memory each."""
+    """Plan every model on every device, with a part of the memory and time each, and as much of the main memory."""
+    number = len(tenants)
     parts = {
-        device.name: _divide_memory(device, tenants)
+        device.name: _take_parts(device, tenants)
         for device in parse_devices(tenants[0].settings.devices, inventory)
     }
-    names = _join([tenant.name for tenant in tenants])
-    return tuple(
-        _plan(
-            replace(
-                inventory,
-                accelerators=tuple(
-                    leave_part(device, parts[device.name][place], tenant.settings.memory_share)
-                    if device.name in parts
-                    else device
-                    for device in inventory.accelerators
-                ),
-            ),
-            tenant,
-            f"{names} share these devices, their memory and their time; memory of the other models counts as used.",
+    note = f"{_join([tenant.name for tenant in tenants])} share these devices, their memory and their time."
+    plans = []
+    for place, tenant in enumerate(tenants):
+        own = tuple(
+            parts[each.name][place] if each.name in parts else each for each in inventory.accelerators
         )
-        for place, tenant in enumerate(tenants)
-    )
+        free = None if inventory.free_bytes is None else inventory.free_bytes // number
+        whole = replace(
+            inventory, accelerators=own, memory_bytes=inventory.memory_bytes // number, free_bytes=free
+        )
+        plans.append(_plan(whole, tenant, note))
+    return tuple(plans)
 
 
-def leave_part(device: Device, part: int, memory_share: float) -> Device:
-    """Return the device as seen by a model that gets `part` bytes: the rest counts as used."""
+def _take_parts(
+    device: Device, tenants: Sequence[Tenant], num_replicas: Sequence[int] | None = None
+) -> list[Device]:
+    """Return the device as each model has it: with a part of the memory, whoever uses it, and of the time."""
+    overhead = OVERHEAD_BYTES[device.kind]
+    whole = measure_room(device, tenants[0].settings.memory_share).capacity_bytes + overhead
     free = device.memory_bytes if device.free_bytes is None else device.free_bytes
-    return replace(device, free_bytes=free - (measure_room(device, memory_share).capacity_bytes - part))
+    parts = []
+    for num_bytes in _divide_memory(device, tenants, num_replicas):
+        memory_bytes = device.memory_bytes * (num_bytes + overhead) // whole
+        parts.append(
+            replace(
+                device,
+                memory_bytes=memory_bytes,
+                free_bytes=memory_bytes * free // max(1, device.memory_bytes),
+                card=device.card or device.uuid or device.name,
+                num_parts=device.num_parts * len(tenants),
+            )
+        )
+    return parts
 
 
 def _divide_memory(
@@ -324,15 +336,15 @@ def _divide_cores(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Plan
     ]
     whole = Device("cpu", CPU, 0, (), 1, inventory.memory_bytes, free_bytes=inventory.free_bytes)
     plans = []
-    for tenant, part, num_bytes in zip(tenants, own, _divide_memory(whole, tenants, counts), strict=True):
-        free = leave_part(whole, num_bytes, tenant.settings.memory_share).free_bytes
+    for tenant, part, own_part in zip(tenants, own, _take_parts(whole, tenants, counts), strict=True):
         cores = len(part.physical_cores)
         has = f"{cores} of {num_cores} cores" if is_divided else "all cores, as the others do,"
-        memory = format_gib(num_bytes)
+        memory = format_gib(measure_room(own_part, tenant.settings.memory_share).capacity_bytes)
         note = (
             f"{num_models} models share the processor: {tenant.name} uses {has} and up to {memory} of memory."
         )
-        plans.append(_plan(replace(part, free_bytes=free), tenant, note))
+        part = replace(part, memory_bytes=own_part.memory_bytes, free_bytes=own_part.free_bytes)
+        plans.append(_plan(part, tenant, note))
     return tuple(plans)
 
 

@@ -109,9 +109,8 @@ def cap_allocator(device: Device) -> None:
     if device.kind == CUDA and device.num_parts > 1:
         import torch  # imported late: the process of a CPU may need no torch
 
-        torch.cuda.set_per_process_memory_fraction(
-            _room_bytes(device) / (device.num_parts * device.memory_bytes)
-        )
+        _, total_bytes = torch.cuda.mem_get_info()
+        torch.cuda.set_per_process_memory_fraction(_room_bytes(device) / total_bytes)
 
 
 def _read_cuda(device: Device) -> tuple[int, float]:

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
+from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit, ModelError
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.described import describe_inventory
 from worker.devices.device import CPU, Inventory
+from worker.encoder.choice import choose_precision
+from worker.launcher import assign_replicas
 from worker.placement.room import OVERHEAD_BYTES
 from worker.placement.strategies import REPLICATE
 from worker.placement.together import Planned
-from worker.plan import plan_machine
+from worker.plan import follow_plan, plan_machine, plan_worker
 from worker.settings import WorkerSettings
 
 GIB = 1 << 30
@@ -165,3 +167,100 @@ def test_static_embeddings_leave_the_gpus_to_other_models() -> None:
 def test_static_embeddings_share_a_processor_with_other_models() -> None:
     plans = plan("16cores,64GiB", DEFAULT_MODEL, str(STATIC), named="cpu")
     assert [len(planned.devices[0].cores) for planned in plans] == [8, 8]
+
+
+def make_host(num_gpus: int, free_gib: int = 36) -> Inventory:
+    """Return a host of 40 GiB whose GPUs have no memory of their own."""
+    host = replace(describe_inventory("8cores,40GiB"), free_bytes=free_gib * GIB)
+    gpus = describe_inventory(f"{num_gpus}x40GiB").accelerators
+    shared = (replace(gpu, free_bytes=free_gib * GIB, shares_host_memory=True) for gpu in gpus)
+    return replace(host, accelerators=tuple(shared))
+
+
+def count_taken(plans: tuple[Planned, ...]) -> int:
+    """Return the bytes that the plans may fill: what a static model needs, and all that others are offered."""
+    taken = 0
+    for planned in plans:
+        for replica in planned.placement.replicas:
+            for shard in (shard for stage in replica.stages for shard in stage.shards):
+                is_static = "added up by the processor" in str(planned.placement.reasons)
+                held = shard.weight_bytes + shard.activation_bytes if is_static else shard.capacity_bytes
+                taken += held + OVERHEAD_BYTES[shard.device.split(":")[0]]
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "named", "models"),
+    [
+        (1, "cuda:0,cpu:0", [DEFAULT_MODEL]),
+        (1, "cuda:0*2,cpu:0", [DEFAULT_MODEL]),
+        (2, "auto", [DEFAULT_MODEL]),
+        (1, "auto", [DEFAULT_MODEL, str(STATIC)]),
+        (2, "auto", [DEFAULT_MODEL, str(STATIC), SEVEN_B]),
+        (2, "cuda:0,cuda:1,cpu:0", [DEFAULT_MODEL, DEFAULT_MODEL]),
+    ],
+)
+def test_memory_that_gpus_share_with_the_processor_is_planned_once(
+    num_gpus: int, named: str, models: list[str]
+) -> None:
+    plans = plan(make_host(num_gpus), *models, named=named)
+    assert 0.8 * 32 * GIB < count_taken(plans) <= 0.9 * 40 * GIB - 4 * GIB
+
+
+def test_what_other_models_take_is_their_own_and_used_by_nobody_else() -> None:
+    cards = describe_inventory("1x24GiB")
+    inventory = replace(cards, accelerators=(replace(cards.accelerators[0], free_bytes=22 * GIB),))
+    for planned in plan(inventory, DEFAULT_MODEL, SEVEN_B):
+        (device,) = planned.devices
+        assert device.free_bytes is not None
+        used = device.memory_bytes - device.free_bytes
+        assert abs(used / device.memory_bytes - 2 / 24) < 0.001
+        assert device.num_parts == 2
+        assert planned.placement.relative_rate == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("devices", "wanted", "expected"),
+    [
+        ("1x16GiB@sm_75+1x16GiB@sm_86", "auto", "fp16"),  # bf16 would be emulated by the first
+        ("1x16GiB@sm_86+1x16GiB@sm_75", "auto", "fp16"),
+        ("2x16GiB@sm_86", "auto", "bf16"),
+        ("2x16GiB@sm_75", "auto", "fp16"),
+        ("1x24GiB@sm_86+1x24GiB@sm_75", "fp32", "fp32"),
+    ],
+)
+def test_a_model_is_planned_in_a_precision_that_all_devices_support(
+    devices: str, wanted: str, expected: str
+) -> None:
+    card = Registry({}).outline(SEVEN_B)
+    asked = WorkerSettings(precision=wanted)
+    inventory = describe_inventory(devices)
+    (planned,) = plan_machine([card], inventory, asked)
+    assert planned.placement.precision == expected
+    for assignment in assign_replicas(planned):
+        followed = follow_plan(asked, card, assignment).precision
+        each = [choose_precision(followed, device, card.model_type) for device in inventory.accelerators]
+        assert {choice.value for choice in each} == {expected}
+
+
+def test_a_precision_that_one_device_would_emulate_is_refused() -> None:
+    card = Registry({}).outline(SEVEN_B)
+    with pytest.raises(ModelError, match="a GPU of 16 GiB would emulate bf16; use fp16"):
+        plan_worker(card, describe_inventory("1x24GiB@sm_86+1x16GiB@sm_75"), WorkerSettings(precision="bf16"))
+    with pytest.raises(ModelDoesNotFit, match="int8 weights are computed in bf16 on some of these devices"):
+        plan_worker(
+            card,
+            describe_inventory("1x16GiB@sm_75+1x16GiB@sm_86"),
+            WorkerSettings(precision="int8", strategy="pipeline"),
+        )
+
+
+def test_only_precisions_that_all_devices_support_are_proposed() -> None:
+    with pytest.raises(ModelDoesNotFit) as refused:
+        plan_worker(
+            Registry({}).outline(SEVEN_B),
+            describe_inventory("1x24GiB@sm_75"),
+            WorkerSettings(precision="fp32", strategy="replicate"),
+        )
+    ways = str(refused.value).splitlines()[1:]
+    assert [way.split()[2] for way in ways[:2]] == ["fp16:", "int8:"]

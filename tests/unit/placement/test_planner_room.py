@@ -63,7 +63,7 @@ def test_what_others_use_of_a_device_is_not_planned() -> None:
     assert plan(cards).strategy == REPLICATE
     shared = plan(used_by_others(cards, 10, 10))
     assert shared.strategy != REPLICATE
-    assert "and what other programs use (10.0 GiB of cuda:0, 10.0 GiB of cuda:1)" in shared.reasons[0]
+    assert "and what others use (10.0 GiB of cuda:0, 10.0 GiB of cuda:1)" in shared.reasons[0]
     with pytest.raises(ModelDoesNotFit, match=r"others use 40\.0 GiB"):
         plan(used_by_others(cards, 20, 20))
 

@@ -2,20 +2,25 @@
 
 import sys
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.detect import Memory
 from worker.devices.device import CUDA, Device, Inventory, divide_gpus, parse_devices
 from worker.placement.room import OVERHEAD_BYTES
+from worker.plan import plan_machine
 from worker.runner import memory
 from worker.runner.memory import MemoryGauge, cap_allocator
+from worker.settings import WorkerSettings
 
 GIB = 1 << 30
 CARD_BYTES = 96 * GIB
+SEVEN_B = str(Path(__file__).parents[3] / "docs/plans/mistral-7b")
 CONTEXT = OVERHEAD_BYTES[CUDA]  # of a process
 
 
@@ -74,6 +79,14 @@ def divide(count: int, free_bytes: int = CARD_BYTES) -> list[Device]:
     return parse_devices(names, inventory)
 
 
+def share_card(free_bytes: int) -> list[Device]:
+    """Return the GPU as each of two models of unequal size has it."""
+    whole = Device("cuda:0", CUDA, 0, (), 8, CARD_BYTES, uuid="GPU-1", free_bytes=free_bytes)
+    cards = [Registry({}).outline(name) for name in (DEFAULT_MODEL, SEVEN_B)]
+    plans = plan_machine(cards, Inventory((whole,), ((0,),), GIB, frozenset(), ""), WorkerSettings())
+    return [device for planned in plans for device in planned.devices]
+
+
 def cap_bytes(device: Device) -> int:
     cuda = FakeCuda(Card(), 0, 0)
     with pytest.MonkeyPatch.context() as patch:
@@ -83,12 +96,17 @@ def cap_bytes(device: Device) -> int:
     return int(cuda.fraction * CARD_BYTES)
 
 
-@given(st.integers(2, 8), st.integers(0, 40), st.data())
+@given(st.integers(1, 8), st.integers(0, 40), st.data())
 def test_what_neighbours_have_cached_takes_nothing_from_a_part_and_all_parts_fit_on_the_card(
     count: int, foreign_gib: int, data: st.DataObject
 ) -> None:
-    """The neighbours' allocators fill their own bounds to the last byte, with tensors or with their cache."""
-    devices = divide(count, CARD_BYTES - foreign_gib * GIB)
+    """The neighbours' allocators fill their own bounds to the last byte, with tensors or with their cache.
+
+    They are workers of one model, or if `count` is 1, two models that were planned together.
+    """
+    free_bytes = CARD_BYTES - foreign_gib * GIB
+    devices = share_card(free_bytes) if count == 1 else divide(count, free_bytes)
+    count = len(devices)
     bounds = [cap_bytes(device) for device in devices]
     assert sum(bounds) + count * CONTEXT + foreign_gib * GIB <= CARD_BYTES
     own_bound = bounds[0]
@@ -96,7 +114,7 @@ def test_what_neighbours_have_cached_takes_nothing_from_a_part_and_all_parts_fit
     allocated = data.draw(st.integers(0, reserved), "allocated")
     card = Card(foreign_gib * GIB, [reserved, *bounds[1:]])
     share = read_share(devices[0], FakeCuda(card, 0, allocated))
-    used = foreign_gib * GIB / count + CONTEXT + allocated
+    used = foreign_gib * GIB * devices[0].memory_bytes / CARD_BYTES + CONTEXT + allocated
     assert share == pytest.approx(used / devices[0].memory_bytes, abs=1e-6)
     alone = replace(card, reserved=[reserved])
     assert share == pytest.approx(read_share(devices[0], FakeCuda(alone, 0, allocated)), abs=1e-6)
