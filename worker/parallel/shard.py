@@ -124,8 +124,7 @@ class LoadedShard:
         self._rank = rank
         self._hidden_size = hidden_size
         self.device = open_device(order)
-        if rank.world_size > 1:
-            join_process_group(rank, PROCESS_GROUPS[order.device.kind])
+        join_process_group(rank, PROCESS_GROUPS[order.device.kind])
         with open_adapter(network, order.card) as adapter:  # while the network is whole
             cuts = self._divide(network, layout, is_compressed=precision in COMPRESSED)
             offloaded = OffloadedLayers(network.get_submodule(layout.layers), rank.num_offloaded)
