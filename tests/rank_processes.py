@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from tests.faulty_engine import runner_pids
 from vectormill.models.model_card import ModelCard
 from worker.devices.detect import detect_inventory
-from worker.devices.device import Inventory, parse_devices
+from worker.devices.device import CPU, CUDA, Device, Inventory, parse_devices
 from worker.engine.engine import Engine
 from worker.placement.placement import PlanSettings
 from worker.placement.together import plan_placement
@@ -15,14 +15,22 @@ from worker.runner.starter import Sharing
 TWO_DEVICES = "cpu:0,cpu:1"
 
 
-def share_between_two(card: ModelCard, strategy: str) -> Sharing:
-    """Plan a replica in fp32 over two shares of the cores; a machine with one core uses it for both."""
-    found = detect_inventory()
-    cores = found.physical_cores if len(found.physical_cores) > 1 else found.physical_cores * 2
-    inventory = Inventory((), cores, found.memory_bytes, found.features, found.description)
-    asked = PlanSettings("fp32", min(card.max_tokens, 512), TWO_DEVICES, strategy)
-    placement = plan_placement(inventory, card.find_shape(), asked)
-    return Sharing(placement.replicas[0], tuple(parse_devices(TWO_DEVICES, inventory)))
+def find_two(kind: str = CPU) -> tuple[Inventory, tuple[Device, ...]]:
+    """Return two GPUs, or two shares of the cores; a machine with one core uses it for both."""
+    inventory = detect_inventory()
+    if kind == CUDA:
+        return inventory, inventory.accelerators[:2]
+    cores = inventory.physical_cores if len(inventory.physical_cores) > 1 else inventory.physical_cores * 2
+    inventory = Inventory((), cores, inventory.memory_bytes, inventory.features, inventory.description)
+    return inventory, tuple(parse_devices(TWO_DEVICES, inventory))
+
+
+def share_between_two(card: ModelCard, strategy: str, kind: str = CPU) -> Sharing:
+    """Plan a replica in fp32 over two devices."""
+    inventory, devices = find_two(kind)
+    names = ",".join(device.name for device in devices)
+    asked = PlanSettings("fp32", min(card.max_tokens, 512), names, strategy)
+    return Sharing(plan_placement(inventory, card.find_shape(), asked).replicas[0], devices)
 
 
 @contextmanager

@@ -7,14 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.children.gauged import Reading
 from benchmarks.placed import PlacedModel, plan_replica
 from tests.models import read_card
+from tests.rank_processes import find_two
 from tests.rexuninlu import write_wide
 from vectormill.models.registry import DEFAULT_MODEL, Registry
-from worker.devices.detect import detect_inventory
-from worker.devices.device import Inventory, parse_devices
+from worker.devices.device import CPU
 from worker.encoder.choice import FP32
 from worker.placement.footprint import make_footprint
+from worker.placement.placement import Shard
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE
 from worker.runner.starter import Sharing
 
@@ -152,12 +154,19 @@ def test_the_prediction_is_near_what_an_extraction_really_takes(tmp_path: Path) 
     ],
 )
 def test_what_the_plan_counts_for_a_rank_is_near_what_it_really_takes(strategy: str) -> None:
-    found = detect_inventory()
-    cores = found.physical_cores if len(found.physical_cores) > 1 else found.physical_cores * 2
-    inventory = Inventory((), cores, found.memory_bytes, found.features, found.description)
-    devices = tuple(parse_devices("cpu:0,cpu:1", inventory))
+    for shard, reading in measure_ranks(CPU, strategy, 1024):
+        foreseen = shard.weight_bytes + shard.activation_bytes
+        most = reading.peak_bytes - reading.before_bytes
+        # Pages of libraries' code are counted or not: how many are mapped is the kernel's choice, not the model's.
+        taken = min(max(foreseen, most - reading.file_bytes), most)
+        assert abs(foreseen / taken - 1) < 0.15, (shard, reading)
+
+
+def measure_ranks(kind: str, strategy: str, batch_tokens: int) -> list[tuple[Shard, Reading]]:
+    """What is foreseen for each of two ranks, and what it has taken, with batches as large as the plan allows."""
+    _, devices = find_two(kind)
     card = Registry({}).card(DEFAULT_MODEL, weights=True)
-    replica = plan_replica(card, devices, FP32, strategy, 128, 1024)
+    replica = plan_replica(card, devices, FP32, strategy, 128, batch_tokens)
     # Every eighth is shorter, so that there is padding, and with it a mask.
     texts = [
         np.arange(1000, 1128 - (place % 8 == 7), dtype=np.int32)
@@ -169,10 +178,5 @@ def test_what_the_plan_counts_for_a_rank_is_near_what_it_really_takes(strategy: 
             system.encode(texts, replica.max_batch_tokens)
         readings = system.readings()
     shards = [shard for stage in replica.stages for shard in stage.shards]
-    assert len(shards) == len(readings) == 2
-    for shard, reading in zip(shards, readings, strict=True):
-        foreseen = shard.weight_bytes + shard.activation_bytes
-        most = reading.peak_bytes - reading.before_bytes
-        # Pages of libraries' code are counted or not: how many are mapped is the kernel's choice, not the model's.
-        taken = min(max(foreseen, most - reading.file_bytes), most)
-        assert abs(foreseen / taken - 1) < 0.15, (shard, reading)
+    assert len(shards) == 2
+    return list(zip(shards, readings, strict=True))

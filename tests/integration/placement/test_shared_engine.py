@@ -3,10 +3,11 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tests.reference import packaged_reference
 from tests.waiting import wait_for
 from vectormill.jobs.item import OUT_OF_MEMORY
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from worker.devices.device import CPU
 from worker.engine import engine as engine_module
 from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest, RunnerDied
@@ -39,10 +41,16 @@ MakeEngine = Callable[..., Engine]
 
 
 @pytest.fixture
-def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
-    def make(strategy: str, **options: Any) -> Engine:
-        sharing = share_between_two(CARD, strategy)
-        settings = WorkerSettings(precision="fp32", max_batch_tokens=1024)
+def kind() -> str:
+    """The kind of the devices, which tests/gpu replaces."""
+    return CPU
+
+
+@pytest.fixture
+def make_engine(tmp_path: Path, kind: str) -> Iterator[MakeEngine]:
+    def make(strategy: str, more: Mapping[str, Any] = MappingProxyType({}), **options: Any) -> Engine:
+        sharing = share_between_two(CARD, strategy, kind)
+        settings = WorkerSettings(**{"precision": "fp32", "max_batch_tokens": 1024, **more})
         return start(Engine(CARD, sharing.devices[0], settings, tmp_path, sharing=sharing, **options))
 
     with starting_engines() as start:
@@ -68,7 +76,7 @@ def start_and_compare(make_engine: MakeEngine, strategy: str) -> Engine:
     assert (alone[0] * vectors[7]).sum() >= 0.99999
     report = engine.report()
     assert strategy in report["backend"]["reason"]
-    assert [loading["device"] for loading in report["loadings"]] == ["cpu:0", "cpu:1"]
+    assert [loading["device"] for loading in report["loadings"]] in (["cpu:0", "cpu:1"], ["cuda:0", "cuda:1"])
     num_bytes = sum(loading["num_bytes"] for loading in report["loadings"])
     assert 0.95 * WEIGHT_BYTES < num_bytes < 2 * WEIGHT_BYTES  # all but the pooler; embeddings perhaps twice
     return engine
