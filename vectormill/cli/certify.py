@@ -8,7 +8,7 @@ import typer
 
 from vectormill.cli.command import command
 from vectormill.cli.exits import ITEMS_FAILED
-from vectormill.cli.jobs import name_output, tell_written
+from vectormill.cli.files import name_output, tell_written
 from vectormill.cli.printing import Outcome, listing, print_facts, print_report, tell
 from vectormill.files.outputs import check_outputs
 

@@ -12,7 +12,7 @@ import typer
 
 from vectormill.cli.command import Names, command
 from vectormill.cli.exits import ITEMS_FAILED, JOB_NOT_COMPLETED, exit_code_of_job
-from vectormill.cli.jobs import name_output, tell_written
+from vectormill.cli.files import name_output, tell_written
 from vectormill.cli.printing import (
     Outcome,
     follow,

@@ -13,21 +13,13 @@ import typer
 
 from vectormill.cli.command import command
 from vectormill.cli.exits import EXIT_CODES_HELP, JOB_NOT_COMPLETED, CommandFailed, exit_code_of_job
-from vectormill.cli.jobs import (
-    PAIR_FIELD,
-    describe_long_texts,
-    describe_missing_prompt,
-    job_seconds,
-    name_file,
-    name_output,
-    read_input,
-    watch_job,
-)
+from vectormill.cli.files import name_file, name_output, read_input
+from vectormill.cli.jobs import describe_long_texts, describe_missing_prompt, job_seconds, watch_job
 from vectormill.cli.printing import Outcome, tell
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidOption, VectormillError
 from vectormill.domain.task import EMBED, EXTRACT, JUDGE, TASKS, VECTOR, ActivationName
-from vectormill.files.formats import OUTPUT_FORMATS, OutputName, RowsName, describe_outputs
+from vectormill.files.formats import OUTPUT_FORMATS, PAIR_FIELD, OutputName, RowsName, describe_outputs
 from vectormill.files.outputs import (
     STDIN,
     STDOUT,

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from vectormill.cli.command import Names, command
-from vectormill.cli.jobs import PAIR_FIELD, read_input
+from vectormill.cli.files import read_input
 from vectormill.cli.printing import print_facts, tell
 from vectormill.cli.sources import leave_out
 from vectormill.collections.sizing import describe_bytes
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidOption, UnknownModel
-from vectormill.files.formats import InputName
+from vectormill.files.formats import PAIR_FIELD, InputName
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from vectormill.cli.command import command
-from vectormill.cli.jobs import parse_metadata, read_lines
+from vectormill.cli.files import read_lines
+from vectormill.cli.jobs import parse_metadata
 from vectormill.cli.printing import print_json
 from vectormill.domain.errors import InvalidOption
 

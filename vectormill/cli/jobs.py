@@ -1,10 +1,8 @@
 """Commands that submit, watch, pause, cancel, export and delete jobs, and the formatting of their output."""
 
 import itertools
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,23 +12,22 @@ import typer
 
 from vectormill.cli.command import Names, command
 from vectormill.cli.exits import EXIT_CODES_HELP, UNAVAILABLE, CommandFailed, exit_code_of_job
+from vectormill.cli.files import name_file, name_output, read_input, tell_written
 from vectormill.cli.printing import follow, listing, print_facts, print_json, tell
 from vectormill.cli.service import CHOICES, SWITCHES, describe_choice, show_standing
 from vectormill.domain.encoding import RequestedOptions, find_result
-from vectormill.domain.errors import InvalidItem, InvalidOption
+from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import VECTOR
-from vectormill.files.formats import InputName, OutputName
-from vectormill.files.outputs import STDOUT, check_vectors, choose_format, write_vectors
+from vectormill.files.formats import PAIR_FIELD, InputName, OutputName
+from vectormill.files.outputs import check_vectors, choose_format, write_vectors
 from vectormill.jobs.bottleneck import WAIT
-from vectormill.jobs.job import CANCELLING, FILE
+from vectormill.jobs.job import CANCELLING
 
 if TYPE_CHECKING:
     from vectormill.client import Client
-    from vectormill.files.ndjson import ItemJson
 
 app = typer.Typer()
 
-PAIR_FIELD: Final = "text_pair"
 # Fields that are shown as sentences; --json prints them unchanged.
 STAGE_FIELDS: Final = ("stages", "bound_by", "stage_seconds")
 # Workers retry loading a model after 30 s, and the retry may succeed.
@@ -129,45 +126,6 @@ def submit(
     items = read_input(input, key_field, text_field, pair_field, strict=strict)
     named = {**name_file(input), **(parse_metadata(metadata) or {})} or None
     return client.submit(items, metadata=named, gzip=gzip, **shared)
-
-
-def read_input(
-    input: str, key_field: str | None, text_field: str, pair_field: str | None = None, *, strict: bool
-) -> "Iterable[ItemJson]":
-    """Return the items of a file. The first item, or with `strict` every item, is validated now."""
-    from vectormill.rows.columns import Columns
-    from vectormill.rows.inputs import RowReading, look_at_texts, read_texts
-
-    reading = RowReading(Columns(text_field, key_field, pair_field), is_strict=strict)
-    return look_at_texts(read_texts(input, reading), whole=strict)
-
-
-def name_output(out: Path) -> Path:
-    """Return the file that -o names; - is stdout."""
-    return STDOUT if str(out) == "-" else out
-
-
-def tell_written(path: Path) -> str | None:
-    """Return the sentence with which a command ends that has written a file; none if that was stdout."""
-    return None if path == STDOUT else f"Wrote {path}."
-
-
-def read_lines(input: str) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file, or of stdin if it is -, with their ends and without a byte order mark."""
-    with nullcontext(sys.stdin.buffer) if input == "-" else Path(input).open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                name = "standard input" if input == "-" else input
-                raise InvalidItem(
-                    f"{name}, line {number}: not valid UTF-8 (byte {error.start + 1} of the line)."
-                ) from error
-
-
-def name_file(input: str) -> dict[str, Any]:
-    """Return metadata that name the file of a job's texts, by which the console lists it; empty for standard input."""
-    return {} if input == "-" else {FILE: Path(input).name}
 
 
 def parse_metadata(text: str | None) -> dict[str, Any] | None:

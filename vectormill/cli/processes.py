@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from vectormill.cli.command import command
-from vectormill.cli.jobs import name_output
+from vectormill.cli.files import name_output
 from vectormill.cli.printing import tell
 from vectormill.files.outputs import check_outputs
 

@@ -9,6 +9,7 @@ import typer
 
 from vectormill.cli.command import Names, command
 from vectormill.cli.printing import listing, print_table
+from vectormill.cli.sources import parse_split, read_source
 from vectormill.runs.run import describe_counts
 
 if TYPE_CHECKING:
@@ -83,8 +84,6 @@ def create(
         metadata (COLUMN): A column to keep as metadata.
         split (HOW): Split texts into passages, as for `sources set`.
     """
-    from vectormill.cli.sources import parse_split, read_source
-
     if source is not None:
         kind, options = read_source(source, key=key, text=text, metadata=metadata, text_pair=text_pair)
         client.set_source(collection, kind, options, split=parse_split(split))

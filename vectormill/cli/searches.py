@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from vectormill.cli.command import Names, command
-from vectormill.cli.jobs import read_input, read_lines
+from vectormill.cli.files import read_input, read_lines
 from vectormill.cli.printing import listing, print_json, print_table, tell
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import JUDGE

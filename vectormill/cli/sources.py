@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from vectormill.cli.command import Names, command
-from vectormill.cli.jobs import PAIR_FIELD, read_input
+from vectormill.cli.files import read_input
 from vectormill.cli.printing import print_json, print_table, tell
 from vectormill.domain.errors import InvalidOption
+from vectormill.files.formats import PAIR_FIELD
 
 if TYPE_CHECKING:
     from vectormill.client import Client

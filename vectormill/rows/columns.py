@@ -8,11 +8,11 @@ import msgspec
 from msgspec import Struct
 
 from vectormill.domain.errors import InvalidItem
+from vectormill.files.formats import PAIR_FIELD
 
 # The fields that name an item where none was chosen, the first that a file has.
 KEY_FIELDS: Final = ("key", "id")
 METADATA_FIELD: Final = "metadata"
-PAIR_FIELD: Final = "text_pair"
 _SHOWN: Final = re.compile(r"[\w .()%/-]{1,64}")
 
 Values = tuple[Sequence[Any] | None, Sequence[Any], Sequence[Any] | None, Sequence[Any] | None]

@@ -13,7 +13,7 @@ from tests.architecture.sources import ROOT
 from tests.commands import run
 from vectormill.cli import exits
 from vectormill.cli.app import GROUPS, app
-from vectormill.cli.jobs import read_input
+from vectormill.cli.files import read_input
 from vectormill.domain.errors import InvalidItem, UnknownModel
 from vectormill.problems import ApiError, ApiFailure, ApiUnreachable
 from vectormill.processes.lifetimes import free_port
