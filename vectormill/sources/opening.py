@@ -10,9 +10,24 @@ from psycopg import sql
 
 from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.jobs.item import Item, split_pair
+from vectormill.sources.own_texts import OwnTextReader
 from vectormill.sources.passages import PassageReader
+from vectormill.sources.pushes import PushReader
 from vectormill.sources.reader import Reader, SourcePlace
-from vectormill.sources.source import NONE, PUSH, Source, SqlOptions, parse_options, parse_split, refuse_unfit
+from vectormill.sources.source import (
+    NONE,
+    PUSH,
+    FileOptions,
+    Options,
+    OwnTextOptions,
+    PushOptions,
+    Source,
+    SqlOptions,
+    TreeOptions,
+    parse_options,
+    parse_split,
+    refuse_unfit,
+)
 from vectormill.sources.sql import SqlReader, ask_for, write_array
 
 
@@ -25,7 +40,7 @@ def open_source(source: Source, place: SourcePlace, *, patience_seconds: float =
     """
     refuse_unfit(source, place.find_spec())
     options, split = parse_options(source), parse_split(source)
-    reader = options.open(place, patience_seconds)
+    reader = _make_reader(options, place, patience_seconds)
     reader.source = source
     if not options.can_be_split or split.by == NONE:
         return reader
@@ -35,6 +50,21 @@ def open_source(source: Source, place: SourcePlace, *, patience_seconds: float =
             "longer has would be found only when all rows are read."
         )
     return PassageReader(reader, split, place)
+
+
+def _make_reader(options: Options, place: SourcePlace, patience_seconds: float) -> Reader:
+    if isinstance(options, SqlOptions):
+        return SqlReader(options, place, patience_seconds)
+    if isinstance(options, PushOptions):
+        return PushReader(place)
+    if isinstance(options, OwnTextOptions):
+        return OwnTextReader(place)
+    from vectormill.sources.files import FileReader, TreeReader  # late, because fsspec takes 0.1 s
+
+    if isinstance(options, FileOptions):
+        return FileReader(options, place)
+    assert isinstance(options, TreeOptions)
+    return TreeReader(options, place)
 
 
 SAMPLE_ROWS: Final = 10_000

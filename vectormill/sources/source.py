@@ -1,13 +1,12 @@
 """Source: where a collection's texts come from, with the options of each kind of source and their checks.
 
-Each kind of source is a class of options, listed in KINDS, whose `open` returns a reader. The client imports
-this module, so reader modules are imported only when a source is opened.
+Each kind of source is a class of options, listed in KINDS. `open_source` (opening.py) returns its reader.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -17,9 +16,6 @@ from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import JUDGE
 from vectormill.files.formats import InputName
 from vectormill.rows.columns import Columns
-
-if TYPE_CHECKING:
-    from vectormill.sources.reader import Reader, SourcePlace
 
 SQL: Final = "sql"  # a query on any database that SQLAlchemy supports
 FILES: Final = "files"  # JSONL, CSV and Parquet files, by name or glob
@@ -91,10 +87,6 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """Return the files, patterns and folders of the machine that reads the source."""
         return ()
 
-    def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
-        """Return a reader. `patience_seconds` is the timeout of each database statement; 0 means none."""
-        raise NotImplementedError  # abstract: the options of each kind of source override it
-
 
 class ColumnOptions(Options, frozen=True, kw_only=True):
     """Options that name the columns of a source of rows.
@@ -151,11 +143,6 @@ class SqlOptions(ColumnOptions, frozen=True, kw_only=True):
     def local_files(self) -> Iterable[str]:
         return (self.url_file,) if self.url_file else ()
 
-    def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
-        from vectormill.sources.sql import SqlReader
-
-        return SqlReader(self, place, patience_seconds)
-
 
 class FileOptions(ColumnOptions, frozen=True, kw_only=True):
     """Options of files, by path, URL or glob. `format` is inferred from the file names unless it is given."""
@@ -181,11 +168,6 @@ class FileOptions(ColumnOptions, frozen=True, kw_only=True):
             if not mark or protocol in LOCAL:
                 yield path
 
-    def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
-        from vectormill.sources.files import FileReader
-
-        return FileReader(self, place)
-
 
 class TreeOptions(Options, frozen=True, kw_only=True):
     """Options of a folder and the patterns of its files.
@@ -204,21 +186,11 @@ class TreeOptions(Options, frozen=True, kw_only=True):
     def local_files(self) -> Iterable[str]:
         return (self.folder,)
 
-    def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
-        from vectormill.sources.files import TreeReader
-
-        return TreeReader(self, place)
-
 
 class PushOptions(Options, frozen=True, kw_only=True):
     """Options of a push; there are none, as the client sends the rows."""
 
     kind = PUSH
-
-    def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
-        from vectormill.sources.pushes import PushReader
-
-        return PushReader(place)
 
 
 class OwnTextOptions(Options, frozen=True, kw_only=True):
@@ -226,11 +198,6 @@ class OwnTextOptions(Options, frozen=True, kw_only=True):
 
     kind = OWN_TEXTS
     can_be_split = False
-
-    def open(self, place: "SourcePlace", patience_seconds: float) -> "Reader":
-        from vectormill.sources.own_texts import OwnTextReader
-
-        return OwnTextReader(place)
 
 
 KINDS: Final[Mapping[str, type[Options]]] = {
