@@ -242,8 +242,7 @@ def suspects(client: "Client") -> "Iterator[Mapping[str, Any]]":
 @contextmanager
 def telling() -> "Iterator[Tell]":
     """Yield a function that shows what is being measured, and how much of it is done."""
-    from vectormill.client.progress import Progress
-    from vectormill.client.views import ProgressView
+    from vectormill.client.progress import Progress, ProgressView
 
     def look(told: "Mapping[str, Any]") -> ProgressView:
         stage, done, total = told["told"]

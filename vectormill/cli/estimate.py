@@ -31,7 +31,7 @@ Told = Mapping[str, Any]
 
 def show_sizes(told: Told) -> None:
     """Print the figures of an estimate or a quote."""
-    from vectormill.client.views import describe_seconds
+    from vectormill.client.progress import describe_seconds
 
     def number(value: float) -> str:
         return f"{value:,.0f}"

@@ -196,7 +196,7 @@ def status(client: "Client", job_id: str | None = None, *, watch: bool = False, 
         job_id ([JOB]): The job's id, or its first eight digits or more; without one, the live workers are shown.
         watch: Follow the job until it ends.
     """
-    from vectormill.client.views import look_at_job
+    from vectormill.client.progress import look_at_job
 
     if job_id is None:
         if watch:
@@ -292,8 +292,7 @@ def watch_job(client: "Client", job: Job, *, poll_seconds: float = 0.5, is_patie
     Raise CommandFailed when no live worker has been able to load the job's model for PATIENCE_SECONDS, unless
     `is_patient`. The job itself keeps waiting.
     """
-    from vectormill.client.progress import Progress
-    from vectormill.client.views import look_at_job
+    from vectormill.client.progress import Progress, look_at_job
 
     waiting_since: float | None = None
     with Progress(look_at_job) as progress:

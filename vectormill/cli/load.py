@@ -12,7 +12,7 @@ from vectormill.cli.printing import tell
 from vectormill.extras import require
 
 if TYPE_CHECKING:
-    from vectormill.client.views import ProgressView
+    from vectormill.client.progress import ProgressView
     from vectormill.objects.loading.load import OpenTarget
 
 app = typer.Typer(
@@ -128,7 +128,7 @@ def load(folder: str, open_target: "OpenTarget", target: str) -> Mapping[str, An
 
 def look_at_load(loaded: Mapping[str, Any]) -> "ProgressView":
     """Return how much of an output is loaded, at which rate, and in how many seconds the rest will be."""
-    from vectormill.client.views import ProgressView, describe_seconds
+    from vectormill.client.progress import ProgressView, describe_seconds
 
     num_loaded, num_rows = loaded["num_loaded"], loaded["num_rows"]
     parts = [f"{num_loaded:,} of {num_rows:,} rows"]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from vectormill.client.views import ProgressView
+    from vectormill.client.progress import ProgressView
 
 REPORT_WIDTH: Final = 120
 # The first column names the record. Up to the length of a UUID it keeps its width, and other columns give way.

@@ -16,7 +16,7 @@ from vectormill.runs.run import COMPLETED, READING, describe_counts
 
 if TYPE_CHECKING:
     from vectormill.client import Client
-    from vectormill.client.views import ProgressView
+    from vectormill.client.progress import ProgressView
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -167,14 +167,14 @@ def confirm(client: "Client", run_id: str) -> Run:
 
 def look_at_run(run: Run) -> "ProgressView":
     """Return the progress of a run: its phase, and the progress of its job or else the rows read."""
-    from vectormill.client import views
+    from vectormill.client import progress
 
     encoding = run.get("encoding")
     if encoding is None:
-        return views.ProgressView(describe_stage(run), describe_run_counts(run))
-    share = views.count_ended(encoding) / encoding["num_items"] if encoding["num_items"] else None
-    return views.ProgressView(
-        describe_stage(run), views.describe_counts(encoding | {"state": RUNNING}), share
+        return progress.ProgressView(describe_stage(run), describe_run_counts(run))
+    share = progress.count_ended(encoding) / encoding["num_items"] if encoding["num_items"] else None
+    return progress.ProgressView(
+        describe_stage(run), progress.describe_counts(encoding | {"state": RUNNING}), share
     )
 
 
@@ -220,7 +220,7 @@ def _describe_one(value: Any) -> str:
 
 def look_at_indexing(run: Run) -> "ProgressView":
     """Return the progress of an index run: the current build, its phase and its share done."""
-    from vectormill.client.views import ProgressView
+    from vectormill.client.progress import ProgressView
 
     build = run["report"].get("indexing", {}).get("progress") or {}
     share = build.get("share")

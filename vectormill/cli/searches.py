@@ -173,8 +173,7 @@ def rerank(
         model (NAME): A registered model. By default the packaged embedding model, by the cosine of vectors.
         max_tokens (N, from 1): Cut a query and a text together after N tokens.
     """
-    from vectormill.client.progress import Progress
-    from vectormill.client.views import ProgressView
+    from vectormill.client.progress import Progress, ProgressView
 
     best: list[dict[str, Any]] = []
     num_ranked = 0

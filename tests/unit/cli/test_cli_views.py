@@ -13,8 +13,7 @@ from vectormill.cli.runs import look_at_run
 from vectormill.cli.service import REPORT_COLUMNS, summarize_worker
 from vectormill.cli.sources import read_source
 from vectormill.cli.spans import mark_spans, show_texts
-from vectormill.client.progress import Progress
-from vectormill.client.views import ProgressView, describe_counts, look_at_job
+from vectormill.client.progress import Progress, ProgressView, describe_counts, look_at_job
 
 JOB: dict[str, Any] = {
     "id": "x",

@@ -11,6 +11,7 @@ from vectormill.client.aio import flow
 from vectormill.client.aio.exports import AsyncResults, ExportTransport
 from vectormill.client.answers import EventReader
 from vectormill.client.frames import choose_columns
+from vectormill.client.progress import showing
 from vectormill.client.requests import (
     NDJSON_HEADERS,
     Export,
@@ -19,7 +20,6 @@ from vectormill.client.requests import (
     given,
     make_key_header,
 )
-from vectormill.client.views import showing
 from vectormill.domain.encoding import RequestedArguments, find_result
 from vectormill.domain.task import RECORD, RESULT_ROUTES, SCORE, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS

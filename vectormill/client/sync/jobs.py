@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, Final, Unpack, cast
 
 from vectormill.client.answers import EventReader
 from vectormill.client.frames import choose_columns
+from vectormill.client.progress import showing
 from vectormill.client.requests import (
     NDJSON_HEADERS,
     Export,
@@ -20,7 +21,6 @@ from vectormill.client.requests import (
 )
 from vectormill.client.sync import flow
 from vectormill.client.sync.exports import ExportTransport, Results
-from vectormill.client.views import showing
 from vectormill.domain.encoding import RequestedArguments, find_result
 from vectormill.domain.task import RECORD, RESULT_ROUTES, SCORE, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS
