@@ -7,37 +7,29 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from vectormill.files.outputs import keys_path, open_replacement
 from vectormill.files.parquet import open_parquet
 
 if TYPE_CHECKING:
     import pyarrow
 
 
-def write_matrix(vectors: Path, matrix: Path) -> int:
-    """Convert a Parquet file of `key` and `embedding` to a .npy matrix [rows, width], and return the number of rows.
+def write_matrix(vectors: Path, matrix: BinaryIO, keys: BinaryIO) -> None:
+    """Convert a Parquet file of `key` and `embedding` to a .npy matrix [rows, width], and a file of keys.
 
     Line i of the keys file is the key of row i, as a JSON string, since a key may contain a line break. One batch of
-    rows is in memory at a time. The keys file is moved into place first, so that no matrix exists without its keys.
+    rows is in memory at a time.
     """
-    with (
-        vectors.open("rb") as opened,
-        open_parquet(opened) as file,
-        open_replacement(matrix) as values,
-        open_replacement(keys_path(matrix)) as keys,
-    ):
-        num_rows = file.num_rows
+    with vectors.open("rb") as opened, open_parquet(opened) as file:
         is_first = True
         for batch in file.iter_batches(["key", "embedding"]):
             rows = take_vectors(batch)
             if is_first:
-                write_header(values, num_rows, rows.shape[1], rows.dtype)
+                write_header(matrix, file.num_rows, rows.shape[1], rows.dtype)
                 is_first = False
-            values.write(rows.tobytes())
+            matrix.write(rows.tobytes())
             keys.write(b"".join(json.dumps(key).encode() + b"\n" for key in batch.column("key").to_pylist()))
         if is_first:
-            write_header(values, 0, 0, np.dtype("<f4"))
-    return int(num_rows)
+            write_header(matrix, 0, 0, np.dtype("<f4"))
 
 
 def take_vectors(rows: "pyarrow.RecordBatch") -> npt.NDArray[Any]:

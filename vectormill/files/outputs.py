@@ -204,4 +204,6 @@ def write_vectors(fetch: Fetch, path: Path, format: str) -> None:
     with tempfile.TemporaryDirectory(prefix=DRAFT, dir=find_target(path).parent) as folder:
         rows = Path(folder, "rows.parquet")
         fetch(rows, "parquet")
-        write_matrix(rows, path)
+        # The keys are moved into place first, so that no matrix exists without its keys.
+        with open_replacement(path) as matrix, open_replacement(keys_path(path)) as keys:
+            write_matrix(rows, matrix, keys)
