@@ -15,8 +15,7 @@ import torch._dynamo
 import torch._inductor.config
 from torch.compiler import set_stance
 
-from worker.model.packed import OPAQUE, PackedNetwork
-from worker.model.switching import find_layers
+from worker.model.packed import OPAQUE, PackedNetwork, find_layers
 
 # The largest number of graphs, one per kind of layer: ModernBERT has three kinds. Further kinds run
 # uncompiled.

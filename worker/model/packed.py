@@ -349,6 +349,18 @@ class PackedNetwork(nn.Module):
         return states[0]
 
 
+def find_layers(transformer: nn.Module) -> list[nn.Module]:
+    """Return the module list that holds most of the model's weights; of nested lists the outer one.
+
+    Raises ValueError if the model has no such list.
+    """
+    lists = [module for module in transformer.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    if not lists:
+        raise ValueError("the model has no list of layers")
+    largest = max(lists, key=lambda layers: sum(weight.numel() for weight in layers.parameters()))
+    return list(largest)
+
+
 def pack_network(
     network: EncoderNetwork, kernel: str, shape: AttentionShape, max_tokens: int, device: torch.device
 ) -> PackedNetwork:

@@ -17,24 +17,15 @@ from torch.nn.attention import activate_flash_attention_impl, restore_flash_atte
 from vectormill.domain.errors import ModelError
 from worker.encoder.switches import SwitchChoice
 from worker.model.cuda_pass import is_device_lost
-from worker.model.packed import CAN_LIMIT_SPLITS, DIRECT, PackedNetwork, find_deviation, first_line
+from worker.model.packed import (
+    CAN_LIMIT_SPLITS,
+    DIRECT,
+    PackedNetwork,
+    find_deviation,
+    find_layers,
+    first_line,
+)
 from worker.model.weights import RoundedLinear
-
-
-def find_layers(transformer: nn.Module) -> list[nn.Module]:
-    """Return the module list that holds most of the model's weights; of nested lists the outer one.
-
-    Raises ValueError if the model has no such list.
-    """
-    lists = [module for module in transformer.modules() if isinstance(module, nn.ModuleList) and len(module)]
-    if not lists:
-        raise ValueError("the model has no list of layers")
-    return list(max(lists, key=_count_weights))
-
-
-def _count_weights(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
 
 # Names as in transformers, in the order in which a layer calls the projections.
 SIBLINGS: Final = (
