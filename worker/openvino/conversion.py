@@ -14,37 +14,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from vectormill.domain.task import DENSE
-from vectormill.models.model_card import ModelCard
-from vectormill.models.poolings import MEAN
 from vectormill.processes.lifetimes import open_child
-from worker.encoder.backends import CannotRun
 from worker.encoder.choice import COMPRESSED
 from worker.encoder.encoder import EncoderOrder
+from worker.openvino.network import STATES, ConversionFailed, list_outputs
 
-WORD_EMBEDDINGS: Final = "word_embeddings"
 # Increase this when the network or its inputs change, so that conversions by older code are not used.
 CONVERSION_VERSION: Final = 5
 COMPRESSION_VERSION: Final = 1
-
-
-VECTORS: Final = "vectors"  # [n, card.dimension]
-STATES: Final = "states"  # [n, length, hidden size], which other outputs are made of
-
-
-def list_outputs(card: ModelCard) -> tuple[str, ...]:
-    """Return the outputs of a converted network, in order."""
-    dense = (VECTORS,) if DENSE in card.outputs else ()
-    return dense if card.outputs == (DENSE,) and not pools_passages(card) else (*dense, STATES)
-
-
-def pools_passages(card: ModelCard) -> bool:
-    """Return True if vectors are means of the network's states, and no module follows."""
-    return DENSE in card.outputs and card.pooling == (MEAN,) and not card.dense and card.classifier is None
-
-
-class ConversionFailed(CannotRun):
-    """openvino cannot run this network with torch's results."""
 
 
 def find_or_convert(order: EncoderOrder, precision: str) -> Path:

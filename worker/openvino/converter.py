@@ -26,8 +26,8 @@ from worker.encoder.encoder import EncoderOrder
 from worker.model.heads import TokenVectors, TokenWeights
 from worker.model.network import Dense, EncoderNetwork, check_tokenizer, list_token_inputs
 from worker.model.weights import RoundedEmbedding, find_factor, is_compressible_table
-from worker.openvino.conversion import VECTORS, WORD_EMBEDDINGS, ConversionFailed, list_outputs
 from worker.openvino.heads import Layer, save_heads
+from worker.openvino.network import VECTORS, WORD_EMBEDDINGS, ConversionFailed, list_outputs
 from worker.openvino.runtime import openvino as ov
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS
 

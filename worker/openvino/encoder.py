@@ -19,17 +19,17 @@ from worker.encoder.encoder import Choice, Encoder, EncoderOrder
 from worker.encoder.memory import keep_large_blocks_apart
 from worker.encoder.outputs import POOLED, POOLED_BOUNDS, WantedOutputs, find_wanted, weighs_tokens
 from worker.encoder.padding import PaddedBatch, pad_batch
-from worker.openvino.conversion import (
+from worker.openvino.conversion import find_or_convert
+from worker.openvino.heads import LinearHeads
+from worker.openvino.network import (
     STATES,
     VECTORS,
     WORD_EMBEDDINGS,
     ConversionFailed,
-    find_or_convert,
+    OpenVINONetwork,
     list_outputs,
     pools_passages,
 )
-from worker.openvino.heads import LinearHeads
-from worker.openvino.network import OpenVINONetwork
 from worker.openvino.runtime import openvino as ov
 from worker.openvino.streams import choose_streams
 from worker.tokens.tokenized import INPUT_IDS, SPANS, TOKEN_TYPE_IDS

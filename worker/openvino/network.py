@@ -9,11 +9,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.task import DENSE
+from vectormill.models.model_card import ModelCard
+from vectormill.models.poolings import MEAN
+from worker.encoder.backends import CannotRun
 from worker.encoder.choice import BF16, FP32, find_arithmetic
 from worker.encoder.encoder import EncoderOrder
 from worker.openvino.runtime import openvino as ov
 from worker.openvino.word_table import EmbeddingRows
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS
+
+WORD_EMBEDDINGS: Final = "word_embeddings"  # the input that stands for a table
+# The outputs.
+VECTORS: Final = "vectors"  # [n, card.dimension]
+STATES: Final = "states"  # [n, length, hidden size], which other outputs are made of
+
+
+def list_outputs(card: ModelCard) -> tuple[str, ...]:
+    """Return the outputs of a converted network, in order."""
+    dense = (VECTORS,) if DENSE in card.outputs else ()
+    return dense if card.outputs == (DENSE,) and not pools_passages(card) else (*dense, STATES)
+
+
+def pools_passages(card: ModelCard) -> bool:
+    """Return True if vectors are means of the network's states, and no module follows."""
+    return DENSE in card.outputs and card.pooling == (MEAN,) and not card.dense and card.classifier is None
+
+
+class ConversionFailed(CannotRun):
+    """openvino cannot run this network with torch's results."""
 
 
 class MappedWeights:
