@@ -6,6 +6,7 @@ The contracts that import-linter checks are in pyproject.toml.
 import subprocess
 import sys
 from collections.abc import Iterable
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,12 @@ def test_the_domain_imports_only_the_standard_library() -> None:
         if name.partition(".")[0] not in sys.stdlib_module_names and not name.startswith("vectormill.domain")
     ]
     assert foreign == [], "the edges translate: hand the domain plain values"
+
+
+def test_no_module_imports_itself_through_others_be_it_inside_a_function() -> None:
+    modules = {str(path.with_suffix("")).replace("/", "."): path for path in find_sources(*PACKAGES)}
+    graph = {name: find_imports_of(path) & modules.keys() for name, path in modules.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
 def test_what_all_share_loads_neither_api_nor_scheduler_nor_worker() -> None:
