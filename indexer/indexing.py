@@ -35,6 +35,7 @@ from vectormill.collections.index_plan import (
     find_operator_class,
 )
 from vectormill.collections.indexes import (
+    IN_USE_SECONDS,
     BuildProgress,
     FoundIndex,
     PlannedIndex,
@@ -62,8 +63,6 @@ logger = logging.getLogger(__name__)
 REPORT_SECONDS: Final = 2.0
 # How long a writer waits for a plain build before that is replaced by a concurrent one.
 PATIENCE_SECONDS: Final = 3.0
-# A live generation's index that served a search within this time is not dropped before a bulk write.
-IN_USE_SECONDS: Final = 600.0
 
 
 class WriterWaits(Exception):

@@ -7,6 +7,7 @@ from sqlalchemy import Engine
 
 from vectormill.collections.collection import AUTO
 from vectormill.collections.indexes import (
+    IN_USE_SECONDS,
     MaintainedCollection,
     list_operator_classes,
     list_tended,
@@ -23,8 +24,6 @@ logger = logging.getLogger(__name__)
 # A build waits until a load has ended. Single puts go on at all times, so this many pending items do not
 # delay it.
 LARGEST_TRICKLE: Final = 1000
-# An index that has served a search within this time is not dropped for a load.
-IN_USE_SECONDS: Final = 600.0
 
 
 class IndexMaintainer:
@@ -41,7 +40,7 @@ class IndexMaintainer:
         """Carry out one round. Return the number of runs created."""
         settings = self._settings
         with self._engine.connect() as connection:
-            tended = list_tended(connection, least_rows=settings.index_rows, in_use_seconds=IN_USE_SECONDS)
+            tended = list_tended(connection, least_rows=settings.index_rows)
         needs = [(each.collection, find_need(each, settings)) for each in tended]
         num_runs = 0
         for collection, need in needs:

@@ -28,6 +28,7 @@ from vectormill.runs.run import STEERABLE_RUN_STATES
 from vectormill.workers.plan_picture import format_gib
 
 FOLDER: Final = Path(__file__).parent
+ROOT: Final = "/console"
 STATIC_PREFIX: Final = "/console/static"
 MEDIA_TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",

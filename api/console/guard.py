@@ -19,8 +19,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.console.console import STATIC_PREFIX, Console, Visitor
+from api.console.console import ROOT, STATIC_PREFIX, Console, Visitor
 from api.console.sessions import SESSION_COOKIE, VISIT_COOKIE, make_csrf_token, open_session
+from api.door.admission import LOGIN
 from api.door.keys import KEY_HEADERS, find_keys, scope_missing
 from api.door.machine import MachineUsers
 from api.door.scopes import SAFE_METHODS
@@ -29,9 +30,7 @@ from vectormill.keys.api_key import ADMIN, READ, WRITE, includes
 from vectormill.keys.api_keys import CachedKey
 from vectormill.keys.keyring import Keyring
 
-ROOT: Final = "/console"
 HOME: Final = "/console/jobs"
-LOGIN: Final = "/console/login"
 LOGOUT: Final = "/console/logout"
 REFERENCE: Final = "/console/docs"
 CSRF_HEADER: Final = "x-csrf-token"

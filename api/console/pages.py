@@ -14,12 +14,11 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse
 
-from api.console.console import Console, ConsoleDependency, LiveStream, Rendered, VisitorDependency
+from api.console.console import ROOT, Console, ConsoleDependency, LiveStream, Rendered, VisitorDependency
 from api.dependencies import Resources, ResourcesDependency
 from api.problems import Problem
 from vectormill.domain.errors import NotFound
 
-ROOT: Final = "/console"
 LIVE: Final = "/console/live"
 
 Row = TypeVar("Row")

@@ -10,10 +10,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 from api.console import collections, jobs, schedules, submission, workers
-from api.console.console import Console, ConsoleDependency
-from api.console.guard import FORGED, HOME, LOGIN, LOGOUT, REFERENCE, ROOT, write_cookie
+from api.console.console import ROOT, Console, ConsoleDependency
+from api.console.guard import FORGED, HOME, LOGOUT, REFERENCE, write_cookie
 from api.console.pages import Page, make_router
 from api.console.sessions import SESSION_COOKIE, SESSION_SECONDS, seal_session
+from api.door.admission import LOGIN
 from api.door.machine import MachineUsers
 from api.problems import Problem
 from vectormill.keys.api_keys import CachedKey

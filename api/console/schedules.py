@@ -18,7 +18,7 @@ from vectormill.domain.errors import InvalidOption
 from vectormill.runs.run import HELD, QUEUED, RUNNING, Run, describe_counts
 from vectormill.runs.runs import cancel_run, confirm_run, list_runs
 from vectormill.schedules.cron import find_timezone
-from vectormill.schedules.schedule import Schedule, ScheduleCounts
+from vectormill.schedules.schedule import OVERDUE_SECONDS, Schedule, ScheduleCounts
 from vectormill.schedules.schedules import (
     count_schedules,
     find_schedule,
@@ -33,8 +33,6 @@ router = APIRouter(include_in_schema=False)
 
 PAGE_SIZE: Final = 100
 HISTORY_SIZE: Final = 50
-# The scheduler starts a due run within two seconds; after a minute the schedule counts as late.
-OVERDUE_SECONDS: Final = 60.0
 RUN_ACTIONS: Final[dict[str, Callable[[Connection, Any], object]]] = {
     "confirm": confirm_run,
     "cancel": cancel_run,

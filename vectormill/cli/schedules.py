@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -11,6 +11,7 @@ from vectormill.cli.command import Names, command
 from vectormill.cli.printing import listing, print_table
 from vectormill.cli.sources import parse_split, read_source
 from vectormill.runs.run import describe_counts
+from vectormill.schedules.schedule import OVERDUE_SECONDS
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -20,9 +21,6 @@ app = typer.Typer(
     epilog='Example: vectormill schedules create docs --cron "0 2 * * *" --timezone Europe/Berlin',
     help="Re-index collections at the times of a cron expression.",
 )
-
-# The scheduler handles a due time within two seconds; later than this, no scheduler seems to be running.
-OVERDUE_SECONDS: Final = 60.0
 
 Schedule = Mapping[str, Any]
 Overlap = Literal["skip", "queue"]

@@ -3,11 +3,11 @@
 import base64
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vectormill.batches.endpoints import EmbeddingsAnswer
+from vectormill.batches.endpoints import MAX_INPUTS, EmbeddingsAnswer
 from vectormill.domain.errors import InvalidOption
 from vectormill.jobs.operations import JobBody
 from vectormill.search.operations import MatchBody, SearchAnswer
@@ -64,10 +64,6 @@ class Matches(list[MatchBody]):
         matches = cls(answer["data"])
         vars(matches).update({name: value for name, value in answer.items() if name != "data"})
         return matches
-
-
-# The most texts that one request to POST /v1/embeddings may have.
-MAX_INPUTS: Final = 2_048
 
 
 def split_texts(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -21,12 +21,11 @@ from vectormill.domain.encoding import INT8, EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, Conflict, SpecMismatch
 from vectormill.domain.task import VECTOR
 from vectormill.jobs.item import Items
+from vectormill.vectors.representations import NORM_TOLERANCE
 from vectormill.vectors.vector_types import choose_vector_type, find_unfit, make_column_rows
 
 # Below every number that a job or a deletion has.
 IMPORTED_PLACE: Final = 0
-# Rounding a vector of length 1, for example to halves, may change its length by this much.
-NORM_TOLERANCE: Final = 0.01
 
 # Deleted keys are not brought back.
 LIST_KNOWN_KEYS: Final = """

@@ -654,18 +654,19 @@ LIST_TENDED: Final = text(f"""
 """)
 
 
-def list_tended(
-    connection: Connection, *, least_rows: int, in_use_seconds: float
-) -> list[MaintainedCollection]:
+# An index that served a search within this time is in use: it is not dropped for a load, nor before a bulk write.
+IN_USE_SECONDS: Final = 600.0
+
+
+def list_tended(connection: Connection, *, least_rows: int) -> list[MaintainedCollection]:
     """Return the collections that should have an HNSW index (policy `hnsw`, or `auto` with `least_rows`) or indexes for
     filters, or whose multi-vectors should become codes.
 
-    Those with an open run are left out, and those with a failed build in the last hour. An index counts as in use if a
-    search has used it in the last `in_use_seconds`.
+    Those with an open run are left out, and those with a failed build in the last hour.
     """
     values = {
         "least_rows": least_rows,
-        "in_use_seconds": in_use_seconds,
+        "in_use_seconds": IN_USE_SECONDS,
         "held_back_seconds": HELD_BACK_SECONDS,
     }
     rows = connection.execute(LIST_TENDED, values).mappings()

@@ -16,6 +16,7 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
 from vectormill.collections.collection import Generation
+from vectormill.collections.coverage import MOST_NAMED_KEYS
 from vectormill.collections.generation_tables import attributes_name, table_name
 from vectormill.collections.generations import lock_collection
 from vectormill.collections.imports import IMPORTED_PLACE
@@ -211,9 +212,6 @@ LIST_ORPHANS: Final = text("""
 def drop_orphaned_tables(engine: Engine) -> int:
     """Drop the tables of generations that no longer exist, and return their number."""
     return drop_tables(engine, LIST_ORPHANS)
-
-
-MOST_NAMED_KEYS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,14 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, Row, text
 
 from vectormill.collections.collection import RECORDS, VECTORS, Generation
+from vectormill.collections.coverage import MOST_NAMED_KEYS
 from vectormill.collections.index_plan import choose_comparison
 from vectormill.collections.indexes import find_indexes
 from vectormill.domain.encoding import FLOAT16, FLOAT32, INT8
 from vectormill.domain.task import DENSE, RAW, SCORE, SIGMOID, SOFTMAX, TANH
 from vectormill.search.matches import PREPARE_SEARCH, find_own_candidates
 from vectormill.search.search import choose_num_candidates
+from vectormill.vectors.representations import NORM_TOLERANCE
 from vectormill.vectors.vector_types import choose_vector_type
 
 # An exact search reads every row, at some million rows per second; this bounds the rows read by all exact
@@ -26,11 +28,8 @@ LEAST_QUERIES: Final = 10
 MOST_QUERIES: Final = 50
 # A block has 8 KiB, so a transaction over this many blocks takes a fraction of a second.
 BLOCKS_PER_SCAN: Final = 4096
-MOST_NAMED_KEYS: Final = 20
 # Float16 distances that differ by less than this, or this share, count as equal, in whichever order rows are returned.
 SAME_DISTANCE: Final = 1e-5
-# The tolerance for the norm of a float16 vector whose model normalizes to length 1.
-NORM_TOLERANCE: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)

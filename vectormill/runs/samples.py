@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Engine, text
 
 from vectormill.collections.codebooks import find_codebook, open_kind
 from vectormill.collections.collection import Generation
+from vectormill.collections.coverage import MOST_NAMED_KEYS
 from vectormill.collections.generation_tables import attributes_name, find_ranges, send_text
 from vectormill.collections.row_kinds import Results, choose_kind, take_objects
 from vectormill.db.session import driver_of
@@ -111,7 +112,6 @@ LEAST_AGREEMENT_OF_SCORES: Final = 0.98
 POLL_SECONDS: Final = 0.2
 # A worker may have to load its model first, which takes minutes.
 PATIENCE_SECONDS: Final = 600.0
-MOST_NAMED_KEYS: Final = 20
 CHUNKS_PER_SAMPLE: Final = 40
 
 

@@ -17,6 +17,8 @@ OVERLAPS: Final[tuple[Overlap, ...]] = (SKIP, QUEUE)
 # No real expression is longer, and the limit also bounds the digits of its numbers.
 MAX_CRON_CHARS: Final = 200
 MAX_TIMEZONE_CHARS: Final = 64
+# The scheduler handles a due time within two seconds; later than this, no scheduler seems to be running.
+OVERDUE_SECONDS: Final = 60.0
 
 SCHEDULE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
 

@@ -16,7 +16,9 @@ from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 # The most non-zero values of pgvector's sparsevec (SPARSEVEC_MAX_NNZ in src/sparsevec.h).
 MAX_WEIGHTS: Final = 16_000
 
-SMALLEST_NORM: Final = 1e-12  # avoids division by zero
+SMALLEST_NORM: Final = 1e-12  # avoids division by zero, as in torch.nn.functional.normalize
+# Rounding a vector of length 1, for example to halves, may change its length by this much.
+NORM_TOLERANCE: Final = 0.01
 
 _HEADER: Final = np.dtype("<u4")
 _HEADER_FIELDS: Final = 4

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from vectormill.domain.task import MULTI_VECTOR, SPARSE
 from vectormill.models.model_card import ModelCard
+from vectormill.vectors.representations import SMALLEST_NORM
 
 FILE: Final = "heads.npz"
-SMALLEST_NORM: Final = 1e-12  # as in torch.nn.functional.normalize
 
 Layer = tuple[NDArray[np.float32], NDArray[np.float32]]  # a weight [out, in] and a bias [out]
 

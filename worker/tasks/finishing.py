@@ -18,8 +18,8 @@ from vectormill.jobs.item import (
     find_text_failure,
 )
 from vectormill.ragged import Ragged
+from vectormill.vectors.representations import SMALLEST_NORM
 
-SMALLEST_NORM: Final = 1e-12
 # The most bytes that are decoded at once: a longer input would be in memory four times.
 MOST_BYTES_AT_ONCE: Final = 1 << 21
 
