@@ -4,7 +4,7 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
@@ -231,13 +231,16 @@ def refuse_unknown_variables(
             raise ConfigurationError(f"{variable} is not a setting of Vectormill; did you mean {nearest[0]}?")
 
 
-def describe_validation_error(error: ValidationError, prefix: str) -> str:
-    """Return one sentence per wrong setting, each naming the variable; that of several settings names them itself."""
+def describe_validation_error(error: ValidationError, prefix: str, flags: Collection[str] = ()) -> str:
+    """Return one sentence per wrong setting, each naming the variable, or the flag that gave it.
+
+    A sentence on several settings names them itself.
+    """
     sentences = []
     for entry in error.errors():
-        variable = ".".join(map(str, entry["loc"])).upper()
-        message = entry["msg"].removeprefix(VALUE_ERROR)
-        sentences.append(f"{prefix}{variable}: {message}." if variable else f"{message}.")
+        name = ".".join(map(str, entry["loc"]))
+        source = f"--{name}: " if name in flags else f"{prefix}{name.upper()}: " if name else ""
+        sentences.append(f"{source}{entry['msg'].removeprefix(VALUE_ERROR)}.")
     return " ".join(sentences)
 
 

@@ -82,10 +82,11 @@ def load_worker_settings(**overrides: Any) -> WorkerSettings:
     name.
     """
     refuse_unknown_variables(os.environ, WORKER_PREFIX, WorkerSettings)
+    given = {name: value for name, value in overrides.items() if value is not None}
     try:
-        return WorkerSettings(**{name: value for name, value in overrides.items() if value is not None})
+        return WorkerSettings(**given)
     except ValidationError as error:
-        raise ConfigurationError(describe_validation_error(error, WORKER_PREFIX)) from error
+        raise ConfigurationError(describe_validation_error(error, WORKER_PREFIX, given)) from error
 
 
 def find_cache_dir(settings: Settings) -> Path:

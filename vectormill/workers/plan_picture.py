@@ -70,7 +70,7 @@ def _lines(plan: Body) -> Iterator[str]:
             for stage in replica["stages"]:
                 yield from (f"{next(labels):>3}  {_draw(shard, stage)}" for shard in stage["shards"])
     yield ""
-    yield f"  {WEIGHTS} weights   {ACTIVATIONS} activations   {HEADROOM} headroom"
+    yield f"  {WEIGHTS} weights   {ACTIVATIONS} activations and buffers   {HEADROOM} headroom"
     idle = plan.get("idle") or {}
     if idle:
         yield ""

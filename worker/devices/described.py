@@ -24,7 +24,7 @@ UNDESCRIBED: Final = Inventory((), ((0,),), memory_bytes=0, features=frozenset()
 
 def is_description(text: str) -> bool:
     """Return True if the text describes devices ("2x24GiB") rather than naming existing ones ("cuda:0")."""
-    return "GiB" in text or "cores" in text
+    return bool(re.search(r"\dGi?B|cores", text))  # 8x80GB is refused with how to write it
 
 
 def describe_inventory(text: str) -> Inventory:
@@ -52,8 +52,9 @@ def describe_inventory(text: str) -> Inventory:
         match = GROUP.fullmatch(part)
         if match is None or link not in DESCRIBED_LINKS:
             raise ConfigurationError(
-                f"Invalid devices {text!r}: expected GPUs such as 4x24GiB,nvlink or 2x24GiB+1x80GiB@sm_90, with one of "
-                f"the links {', '.join(DESCRIBED_LINKS)}, a processor such as 2x32cores,256GiB, or both."
+                f"Invalid devices {text!r}: expected GPUs with their memory in GiB, such as 4x24GiB,nvlink or "
+                f"2x24GiB+1x80GiB@sm_90, with one of the links {', '.join(DESCRIBED_LINKS)}, a processor such as "
+                "2x32cores,256GiB, or both."
             )
         each = float(match["size"]), match["capability"] or "sm_80", int(match["parts"] or 1)
         sizes += [each] * int(match["count"] or 1)

@@ -19,8 +19,16 @@ from worker.placement.drafts import (
 from worker.placement.footprint import VALUE_BYTES
 from worker.placement.placement import AUTO, PlanSettings, Rejection, Replica
 from worker.placement.replicas import SHORTEST_USEFUL_TOKENS, DoesNotFit, ReplicaBuilder
-from worker.placement.room import GIB, DeviceCapacity, memory_for
-from worker.placement.strategies import HYBRID, OFFLOAD, PIPELINE, REPLICATE, SHARED, STRATEGIES
+from worker.placement.room import GIB, OVERHEAD_BYTES, DeviceCapacity, memory_for
+from worker.placement.strategies import (
+    FULLY_SHARDED,
+    HYBRID,
+    OFFLOAD,
+    PIPELINE,
+    REPLICATE,
+    SHARED,
+    STRATEGIES,
+)
 
 # Makes a builder for another precision, whose replicas have to hold a text of this many tokens.
 MakeBuilder = Callable[[str, int], ReplicaBuilder]
@@ -50,55 +58,44 @@ class PlanRequest:
 def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: PlanRequest) -> tuple[str, ...]:
     """Return one sentence per decision: what has to be held, and how the replicas hold it."""
     offered = " or ".join(format_gib(size) for size in sorted({room.capacity_bytes for room in asked.rooms}))
+    own = " or ".join(sorted({format_gib(OVERHEAD_BYTES[room.kind]) for room in asked.rooms}))
     used = ", ".join(
         f"{format_gib(room.used_bytes)} of {room.name}" for room in asked.rooms if room.used_bytes
     )
     others = f" and what others use ({used})" if used else ""
     sentences = [
         f"The weights take {format_gib(builder.weights.total_bytes)} in {asked.settings.precision}. Each device offers "
-        f"{offered}: {asked.settings.memory_share:.0%} of its memory, minus what a process needs for itself{others}."
+        f"{offered}: {asked.settings.memory_share:.0%} of its memory, minus {own} for the process itself{others}."
     ]
-    alone = [replica.devices[0] for replica in chosen.replicas if replica.strategy == REPLICATE]
-    if alone:
-        tokens = min(each.max_batch_tokens for each in chosen.replicas if each.strategy == REPLICATE)
-        one_each = f"{_listed(alone)} holds" if len(alone) == 1 else f"Each of {_listed(alone)} holds"
-        sentences.append(f"{one_each} a whole replica, with room for {tokens:,} tokens.")
-    if chosen.strategy == OFFLOAD:
-        if asked.settings.strategy == AUTO:
-            sentences.append("The devices have no room for the model, even together.")
-        alike: dict[str, list[str]] = {}
-        for replica in chosen.replicas:
-            alike.setdefault(_describe_offload(replica), []).extend(replica.devices)
-        for how, names in alike.items():
-            each = f"{names[0]} keeps" if len(names) == 1 else f"Each of {_listed(names)} keeps"
-            sentences.append(f"{each} {how}")
-    groups: dict[str, list[str]] = {}
+    if chosen.strategy == OFFLOAD and asked.settings.strategy == AUTO:
+        sentences.append("The devices have no room for the model, even together.")
+    alike: dict[str, list[Replica]] = {}
     for replica in chosen.replicas:
-        if replica.strategy in SHARED:
-            how = _describe_sharing(replica, LINK_WORDS[asked.links.slowest(replica.devices)])
-            groups.setdefault(how, []).append(_listed(replica.devices))
-    for how, names in groups.items():
-        those = (
-            f"{names[0]} share a replica"
-            if len(names) == 1
-            else f"({'), ('.join(names)}) share a replica each"
-        )
-        sentences.append(f"{those} {how}.")
+        alike.setdefault(_describe(replica, asked.links), []).append(replica)
+    for how, replicas in alike.items():
+        names, shares = [_listed(each.devices) for each in replicas], len(replicas[0].devices) > 1
+        each = f"Each of {_listed(names)}" if not shares else f"({'), ('.join(names)}) share a replica each"
+        one = f"{names[0]} share a replica" if shares else names[0]
+        sentences.append(f"{one if len(names) == 1 else each} {how}")
     return tuple(sentences)
 
 
-def _describe_sharing(replica: Replica, link: str) -> str:
-    how = STRATEGIES[replica.strategy].how_shared.format(stages=len(replica.stages))
-    return f"{how}, over {link}. A forward pass has room for {replica.max_batch_tokens:,} tokens"
-
-
-def _describe_offload(replica: Replica) -> str:
-    host_bytes = replica.stages[0].shards[0].host_bytes
-    return (
-        f"{replica.num_offloaded} layers in main memory ({format_gib(host_bytes)}) and copies them for every batch, "
-        f"while others are computed. That takes at least {host_bytes / BYTES_PER_SECOND[PCIE]:.1f} s over PCIe, also "
-        f"for a single query. A forward pass has room for {replica.max_batch_tokens:,} tokens."
-    )
+def _describe(replica: Replica, links: Links) -> str:
+    """Return how the devices hold a replica, to complete a sentence about them."""
+    tokens, strategy = f"{replica.max_batch_tokens:,} tokens", STRATEGIES[replica.strategy]
+    if replica.strategy == REPLICATE:
+        return f"holds a whole replica, with room for {tokens}."
+    if replica.strategy == OFFLOAD:
+        host_bytes = replica.stages[0].shards[0].host_bytes
+        return (
+            f"keeps {replica.num_offloaded} layers in main memory ({format_gib(host_bytes)}) and copies them for every "
+            f"batch, while others are computed. That takes at least {host_bytes / BYTES_PER_SECOND[PCIE]:.1f} s over "
+            f"PCIe, also for a single query. A forward pass has room for {tokens}."
+        )
+    how = strategy.how_shared.format(stages=len(replica.stages))
+    if replica.strategy == FULLY_SHARDED:
+        tokens += f", {replica.max_batch_tokens // len(replica.devices):,} on each device"
+    return f"{how}, over {LINK_WORDS[links.slowest(replica.devices)]}. A forward pass has room for {tokens}."
 
 
 def explain_idle(chosen: Draft, drafts: Sequence[Draft], rooms: Sequence[DeviceCapacity]) -> dict[str, str]:
@@ -119,23 +116,20 @@ def explain_rejections(chosen: Draft, drafts: Sequence[Draft], unit: float) -> t
     """Return the best draft of every other strategy, and why it was rejected. `unit` is one device's rate."""
     rejected: list[Rejection] = []
     for strategy in STRATEGIES:
-        others = [draft for draft in drafts if draft.strategy == strategy]
-        if strategy == chosen.strategy or not others:
-            continue
-        best = max(others, key=lambda draft: draft.rate)
-        if not best.replicas:
-            refusals = [refusal for draft in others for refusal in draft.refusals]
-            nearest = min(refusals, key=lambda refusal: refusal.missing_bytes, default=None)
-            rejected += [Rejection(strategy, nearest.reason)] if nearest else []
-            continue
-        theirs, ours = f"{best.rate / unit:.2f}", f"{chosen.rate / unit:.2f}"
-        reason = f"predicted {theirs} times one device, compared with {ours}: "
-        reason += (
-            STRATEGIES[strategy].why_slower
-            if best.rate <= chosen.rate
-            else "the gain is too small for a more complex plan"
-        )
-        rejected.append(Rejection(best.name, reason))
+        others = [draft for draft in drafts if draft.strategy == strategy != chosen.strategy]
+        best = max(others, key=lambda draft: draft.rate, default=chosen)
+        refusals = [refusal for draft in others for refusal in draft.refusals]
+        if best.rate:
+            why = "the gain is too small for a more complex plan"
+            if best.rate <= chosen.rate:
+                why = STRATEGIES[strategy].why_slower
+            rates = (
+                f"predicted {best.rate / unit:.2f} times one device, compared with {chosen.rate / unit:.2f}"
+            )
+            rejected += [Rejection(best.name, f"{rates}: {why}")] if others else []
+        elif refusals:
+            nearest = min(refusals, key=lambda refusal: refusal.missing_bytes)
+            rejected.append(Rejection(strategy, nearest.reason))
     return tuple(rejected)
 
 
@@ -144,33 +138,26 @@ def explain_limit(longest: int, asked: PlanRequest) -> tuple[str, ...]:
     if longest == asked.settings.max_tokens:
         return ()
     return (
-        f"No plan has room for the longest text that the model reads, {asked.settings.max_tokens:,} tokens: texts of "
-        f"more than {longest:,} fail with the item error out_of_memory. What would help, cheapest first:"
-        + _numbered(_ways_out(asked, longest)),
+        f"No {_kind(asked)} has room for the longest text that the model reads, {asked.settings.max_tokens:,} tokens: "
+        f"texts of more than {longest:,} fail with the item error out_of_memory.{_say_ways_out(asked, longest)}",
     )
 
 
 def propose_precision(chosen: Draft, chosen_builder: ReplicaBuilder, asked: PlanRequest) -> tuple[str, ...]:
-    """Return the first smaller precision with which every device holds a whole replica; empty if none."""
-    if chosen.strategy == REPLICATE and not chosen.idle:
-        return ()
+    """Return the first smaller precision that is faster because every device then holds a replica; empty if none is."""
     rooms = asked.rooms
+    is_asked = asked.settings.strategy in (AUTO, REPLICATE)
+    if not is_asked or len(draft_replicas(rooms, chosen_builder).replicas) == len(rooms):
+        return ()
     for smaller in smaller_precisions(asked):
         builder = asked.make_builder(smaller, chosen_builder.max_tokens)
         whole = draft_replicas(rooms, builder)
-        if len(whole.replicas) < len(rooms):
-            continue
-        gain = whole.rate / chosen.rate
-        advice = (
-            "compare vectors and speed before switching"
-            if gain >= WORTH_IT
-            else "hardly worth the loss of accuracy"
-        )
-        each = "every device holds" if len(rooms) > 1 else f"{rooms[0].name} holds"
-        return (
-            f"With --precision {smaller} ({format_gib(builder.weights.total_bytes)} of weights) {each} a whole "
-            f"replica: predicted {gain:.2f} times the rate of this plan; {advice}.",
-        )
+        if len(whole.replicas) == len(rooms) and whole.rate >= WORTH_IT * chosen.rate:
+            weights, gain = format_gib(builder.weights.total_bytes), whole.rate / chosen.rate
+            return (
+                f"With --precision {smaller} ({weights} of weights) every device holds a whole replica: predicted "
+                f"{gain:.2f} times the rate of this plan; compare vectors and speed before switching.",
+            )
     return ()
 
 
@@ -178,15 +165,16 @@ def explain_failure(asked: PlanRequest) -> str:
     """Return by how much the nearest plan misses, and which changes would help."""
     shortest = min(SHORTEST_USEFUL_TOKENS, asked.settings.max_tokens)
     builder = asked.make_builder(asked.settings.precision, shortest)
-    drafts = list(draft_plans(asked.rooms, asked.links, builder, asked.settings.strategy))
-    none = "there is only one device"
-    if asked.settings.strategy == HYBRID:
-        none = "it needs some devices that hold a whole replica and others that do not"
-    refusals = [(draft.name, refusal) for draft in drafts for refusal in draft.refusals] or [
-        (asked.settings.strategy, DoesNotFit(none))
-    ]
+    drafts = draft_plans(asked.rooms, asked.links, builder, asked.settings.strategy)
+    refusals = [(draft.name, refusal) for draft in drafts for refusal in draft.refusals]
     short = [(name, refusal) for name, refusal in refusals if refusal.missing_bytes > 0]
-    name, nearest = min(short or refusals, key=lambda each: each[1].missing_bytes)
+    if not short:
+        none = "there is only one device"
+        if asked.settings.strategy == HYBRID:
+            none = "it needs some devices that hold a whole replica and others that do not"
+        why = refusals[0][1].reason if refusals else none
+        return f"No {_kind(asked)} is possible: {why}.{_say_ways_out(asked, 0)}"
+    name, nearest = min(short, key=lambda each: each[1].missing_bytes)
     where = _listed([room.name for room in asked.rooms])
     offered = format_gib(sum(room.capacity_bytes for room in asked.rooms))
     together = f"{where} offer {offered} together" if len(asked.rooms) > 1 else f"{where} offers {offered}"
@@ -200,11 +188,16 @@ def explain_failure(asked: PlanRequest) -> str:
     obstacle = builder.find_obstacle(PIPELINE, asked.rooms[:1])
     if obstacle and len(asked.rooms) > 1:
         sentences.append(f"More devices would not help: {obstacle}.")
-    return f"{' '.join(sentences)} What would help, cheapest first:{_numbered(_ways_out(asked, 0))}"
+    return " ".join(sentences) + _say_ways_out(asked, 0)
 
 
-def _numbered(ways: Iterator[str]) -> str:
-    return "".join(f"\n  ({number}) {way}" for number, way in enumerate(ways, start=1))
+def _kind(asked: PlanRequest) -> str:
+    return "plan" if asked.settings.strategy == AUTO else f"plan by {asked.settings.strategy}"
+
+
+def _say_ways_out(asked: PlanRequest, longest: int) -> str:
+    ways = "".join(f"\n  ({number}) {way}" for number, way in enumerate(_ways_out(asked, longest), start=1))
+    return f" What would help, cheapest first:{ways}" if ways else ""
 
 
 def _ways_out(asked: PlanRequest, longest: int) -> Iterator[str]:
@@ -222,21 +215,31 @@ def _ways_out(asked: PlanRequest, longest: int) -> Iterator[str]:
     if isinstance(held, Replica) and not longest and asked.settings.strategy in (AUTO, OFFLOAD):
         lacking = len(rooms) * (held.stages[0].shards[0].host_bytes - largest.host_bytes)
         yield f"{format_gib(lacking)} more main memory, from which layers would be copied for every batch"
-    asks_all = asked.settings.strategy in (AUTO, HYBRID)
-    allowed = (REPLICATE, *SHARED) if asks_all else (asked.settings.strategy,)
-    for more in range(1, MOST_MORE_DEVICES):
-        added = (replace(largest, name=f"{largest.name}+{number}", card="") for number in range(more))
-        fleet = (*rooms, *added)
-        built = [builder.build(shared, fleet, asked.links.default) for shared in allowed if shared in SHARED]
-        if any(isinstance(replica, Replica) for replica in built):
-            yield f"{more} more device{'s' if more > 1 else ''} like {largest.name}, {len(fleet)} in total"
-            break
-    alone = builder.build(REPLICATE, (largest,), "")
-    if isinstance(alone, DoesNotFit) and REPLICATE in allowed:
-        needed = memory_for(
-            largest.kind, largest.capacity_bytes + alone.missing_bytes, asked.settings.memory_share
+    asks_all = asked.settings.strategy == AUTO
+    shared = SHARED if asks_all else tuple({asked.settings.strategy} & set(SHARED))
+    told = longest
+    for more in range(1, MOST_MORE_DEVICES if shared else 0):
+        fleet = (*rooms, *(replace(largest, name=f"{largest.name}+{each}", card="") for each in range(more)))
+        built = [builder.build(strategy, fleet, asked.links.default) for strategy in shared]
+        tokens = max(
+            builder.max_tokens if isinstance(each, Replica) else each.longest_text_tokens for each in built
         )
-        yield f"one device with at least {ceil(needed / GIB)} GiB of memory"
+        # The fewest that help at all, and the fewest that hold every text.
+        if tokens == builder.max_tokens or tokens > told == longest:
+            told = tokens
+            number = f"{more} more device{'s' if more > 1 else ''} like {largest.name}"
+            yield f"{number}, {len(fleet)} in total{_limit(asked, tokens)}"
+        if tokens == builder.max_tokens:
+            break
+    sizes: dict[int, int] = {}
+    for tokens in sorted({builder.max_tokens, longest or min(SHORTEST_USEFUL_TOKENS, builder.max_tokens)}):
+        alone = asked.make_builder(asked.settings.precision, tokens).build(REPLICATE, (largest,), "")
+        if isinstance(alone, DoesNotFit) and (asks_all or asked.settings.strategy == REPLICATE):
+            capacity = largest.capacity_bytes + alone.missing_bytes
+            needed = memory_for(largest.kind, capacity, asked.settings.memory_share)
+            sizes[ceil(needed / GIB)] = tokens
+    for size, tokens in sizes.items():
+        yield f"one device with at least {size} GiB of memory{_limit(asked, tokens)}"
 
 
 def _fit(asked: PlanRequest, precision: str, strategy: str, longest: int) -> str:
@@ -246,8 +249,11 @@ def _fit(asked: PlanRequest, precision: str, strategy: str, longest: int) -> str
     )
     if tokens <= longest:
         return ""
-    limit = "" if tokens == asked.settings.max_tokens else f", for texts of up to {tokens:,} tokens"
-    return f"{max(drafts, key=lambda draft: draft.rate).name} fits{limit}"
+    return f"{max(drafts, key=lambda draft: draft.rate).name} fits{_limit(asked, tokens)}"
+
+
+def _limit(asked: PlanRequest, tokens: int) -> str:
+    return "" if tokens == asked.settings.max_tokens else f", for texts of up to {tokens:,} tokens"
 
 
 def smaller_precisions(asked: PlanRequest) -> list[str]:

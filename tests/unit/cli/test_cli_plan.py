@@ -33,9 +33,10 @@ def test_models_that_share_a_machine_are_planned_together(capsys: pytest.Capture
 def test_a_plan_that_cannot_be_made_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, sentence in [
         (["--devices", "4x24"], "Unknown device '4x24'"),  # no GiB: taken as a name
-        (["--devices", "4x24GiB,usb"], "expected GPUs such as 4x24GiB,nvlink"),
+        (["--devices", "4x24GiB,usb"], "in GiB, such as 4x24GiB,nvlink"),
+        (["--devices", "8x80GB"], "expected GPUs with their memory in GiB"),
         (["--devices", "1x0.85GiB"], "(1) one device with at least 1 GiB of memory"),
-        (["--devices", "2x8GiB", "--strategy", "best"], "must be one of auto, replicate"),
+        (["--devices", "2x8GiB", "--strategy", "best"], "--strategy: must be one of auto, replicate"),
         (["--model", "none"], "all-MiniLM-L6-v2"),
     ]:
         assert run(*arguments) != 0

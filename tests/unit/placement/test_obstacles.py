@@ -1,6 +1,8 @@
 """An engine refuses whatever the plan refuses, with the same sentence and before it starts any process."""
 
 from collections.abc import Mapping
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from tests.classifiers import STRUCTBERT
 from tests.contract.packed_models import TOKENIZER, make_transformer
 from tests.models import read_card
 from tests.rexuninlu import GOLDEN
+from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.errors import ModelDoesNotFit, ModelError
 from vectormill.models.layouts import read_model_card
 from vectormill.models.model_card import ModelCard
@@ -17,6 +20,7 @@ from vectormill.settings import ModelEntry
 from worker.devices.described import describe_inventory
 from worker.devices.device import Device
 from worker.engine.engine import Engine
+from worker.placement.obstacles import find_obstacle
 from worker.placement.placement import Replica
 from worker.placement.strategies import FULLY_SHARDED, OFFLOAD, PIPELINE, TENSOR
 from worker.plan import plan_worker
@@ -81,3 +85,10 @@ def test_options_that_only_single_devices_have_are_refused() -> None:
     check(read_card(GOLDEN / "model"), OFFLOAD, 1, "an extractor reads its layers' weights when it is loaded")
     check(read_card(GOLDEN / "model"), TENSOR, 2, "relative positions")
     check(card, PIPELINE, 2, "")
+
+
+def test_no_option_of_a_job_is_an_obstacle_so_that_none_has_to_be_refused_for_it() -> None:
+    """tests/contract/test_shared_agrees.py shows that shared models compute all outputs and passages."""
+    asked = set(signature(find_obstacle).parameters)
+    assert asked == {"card", "strategy", "devices", "precision", "backend", "is_reproducible"}
+    assert not {field.name for field in fields(EncodingOptions)} & asked

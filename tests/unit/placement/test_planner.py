@@ -16,7 +16,16 @@ from worker.devices.device import BYTES_PER_SECOND, CPU, PCIE, Inventory, divide
 from worker.placement.placement import Placement, PlanSettings, Replica
 from worker.placement.replicas import DoesNotFit, MinimumNeeds, ReplicaBuilder
 from worker.placement.room import GIB, DeviceCapacity
-from worker.placement.strategies import HYBRID, NUM_SLOTS, OFFLOAD, PIPELINE, REPLICATE, SHARED, TENSOR
+from worker.placement.strategies import (
+    FULLY_SHARDED,
+    HYBRID,
+    NUM_SLOTS,
+    OFFLOAD,
+    PIPELINE,
+    REPLICATE,
+    SHARED,
+    TENSOR,
+)
 from worker.placement.together import plan_placement
 
 
@@ -273,8 +282,33 @@ def test_a_model_that_fits_nowhere_says_by_how_much_and_what_would_help() -> Non
         "  (2) --precision int8: the weights take 7.0 GiB, and replicate on 1 device fits",
         "  (3) 14.6 GiB more main memory, from which layers would be copied for every batch",
         "  (4) 1 more device like cuda:0, 2 in total",
-        "  (5) one device with at least 32 GiB of memory",
+        "  (5) one device with at least 31 GiB of memory, for texts of up to 512 tokens",
+        "  (6) one device with at least 32 GiB of memory",
     ]
+
+
+def test_devices_are_proposed_that_help_and_that_hold_every_text() -> None:
+    def plan_stages(number: int) -> Placement:
+        asked = PlanSettings("bf16", 32_768, strategy=PIPELINE)
+        return plan_placement(describe_inventory(f"{number}x12GiB"), MODELS["7B"].shape, asked)
+
+    with pytest.raises(ModelDoesNotFit) as refused:
+        plan_stages(1)
+    lines = str(refused.value).splitlines()
+    assert lines[0].startswith("No plan by pipeline is possible: there is only one device.")
+    proposed = [line for line in lines if "more device" in line]
+    assert [line.endswith(" tokens") for line in proposed] == [True, False]
+    for line in proposed:
+        longest = plan_stages(int(line.split(", ")[1].split()[0])).longest_text_tokens
+        assert line.endswith(f"{longest:,} tokens" if longest < 32_768 else "in total")
+
+
+def test_a_strategy_that_is_asked_for_is_named_where_it_has_no_room_and_no_other_is_praised() -> None:
+    placement = plan("2x16GiB", "7B", "bf16", REPLICATE)
+    assert placement.proposals[0].startswith("No plan by replicate has room for the longest text")
+    assert not plan("2x24GiB", "7B", "bf16", PIPELINE).proposals  # int8 would not make replicas of it
+    shared = plan("2x24GiB", "7B", "bf16", FULLY_SHARDED)
+    assert shared.reasons[1].endswith("room for 65,536 tokens, 32,768 on each device.")
 
 
 def test_the_ways_out_that_a_refusal_names_lead_out() -> None:
