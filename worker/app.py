@@ -155,6 +155,7 @@ def run_replica(
         cache_dir,
         sharing=sharing,
         longest_text_tokens=assignment.replica.longest_text_tokens,
+        query_timeout_seconds=settings.search_timeout_seconds,
         display=display,
     )
     certificate = find_certificate(settings.data_dir, card)

@@ -1,11 +1,13 @@
 """TokenBudget sets the largest cost of a batch, for each class of lengths of its longest sequence.
 
 A batch takes a fixed time and a time for each token. The size of full batches is doubled until a batch takes
-long enough that the fixed part no longer matters; free memory and out-of-memory errors limit it. The budget
+long enough that the fixed part no longer matters, or queries would wait too long; free memory and out-of-memory errors
+limit it. The budget
 knows nothing about the pool, devices or clocks: its caller reports how long batches took. One thread
 writes; others may call `describe`.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,15 +43,15 @@ class BudgetRules:
 
     `is_tuned` is False if a user gave the size, which then never grows. The watermarks are shares of the
     device's memory: above the high one tuned budgets shrink, and above the low one no budget grows whose need
-    of memory is not foreseen. Batches that take too long shrink, but not below `least_tokens`, with which a device
-    reaches most of its rate.
+    of memory is not foreseen. With `least_tokens` a device reaches most of its rate: batches of no more tokens grow and
+    shrink only by what queries may wait for.
     """
 
     start_tokens: int
     is_tuned: bool = True
     high_watermark: float = 0.8
     low_watermark: float = 0.5
-    least_tokens: int = LARGEST_TOKENS
+    least_tokens: int = SMALLEST_TOKENS
 
 
 @dataclass(slots=True)
@@ -72,12 +74,14 @@ class TokenBudget:
     """Decides how much a batch may cost, and learns from the outcome of every batch.
 
     `largest_batch_tokens(length)` returns the number of tokens that fit into the free memory, as the
-    Footprint estimates. It is replaced when more is known.
+    Footprint estimates. It is replaced when more is known, and so is `longest_seconds`, what a batch may take so that
+    a query is answered in time.
     """
 
     def __init__(self, rules: BudgetRules) -> None:
         self.rules = rules
         self.num_shrunk = 0
+        self.longest_seconds = math.inf
         self._used_share = 0.0
         self._num_until_shrink = 0
         self.begin()
@@ -176,9 +180,11 @@ class TokenBudget:
 
         Halve it after a batch that took too long.
         """
-        if self.rules.is_tuned and seconds > LONGEST_BATCH_SECONDS:
-            found.size = max(found.size // 2, min(found.size, self.rules.least_tokens))
-        found.num_short = found.num_short + 1 if seconds < LONG_BATCH_SECONDS else 0
+        if self.rules.is_tuned and seconds > min(LONGEST_BATCH_SECONDS, self.longest_seconds):
+            least = SMALLEST_TOKENS if seconds > self.longest_seconds else self.rules.least_tokens
+            found.size = max(found.size // 2, min(found.size, least))
+        is_small = 2 * found.size <= self.rules.least_tokens and 2 * seconds <= self.longest_seconds
+        found.num_short = found.num_short + 1 if is_small or seconds < LONG_BATCH_SECONDS else 0
         largest = min(LARGEST_TOKENS, self._ceiling(found, found.longest_cost))
         is_foreseen = self.largest_batch_tokens(found.longest_cost) < UNFORESEEN
         watermark = self.rules.high_watermark if is_foreseen else self.rules.low_watermark

@@ -6,6 +6,7 @@ are batched together and encoded by one model process, while other threads token
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -74,8 +75,9 @@ class Engine:
     """The encoding engine of one model on one device, or on several that share it.
 
     Start it once, call `encode` from any thread, stop it once. A text of more than `longest_text_tokens`, for which
-    the plan has no room, fails before it is encoded; 0 stands for no limit. Raises ModelError if devices cannot share
-    the model in the way that was planned.
+    the plan has no room, fails before it is encoded; 0 stands for no limit. Batches are so short that a query is
+    answered in `query_timeout_seconds` behind them. Raises ModelError if devices cannot share the model in the way that
+    was planned.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Engine:
         factory: str = DEFAULT_FACTORY,
         sharing: Sharing | None = None,
         longest_text_tokens: int = 0,
+        query_timeout_seconds: float = math.inf,
         display: LoadingDisplay | None = None,
     ) -> None:
         if sharing is not None and (
@@ -104,7 +107,7 @@ class Engine:
         num_threads = settings.threads or device.num_threads
         self._card = card
         self._device = device
-        self._tuner = Tuner(card, device, settings, sharing)
+        self._tuner = Tuner(card, device, settings, sharing, query_timeout_seconds)
         self._words = WordTally()
         self._tasks = make_tasks(card, lambda: self._gives_vectors, self._words, device.num_tokenizer_threads)
         self._own = own = next(iter(self._tasks.values()))

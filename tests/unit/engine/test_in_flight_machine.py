@@ -188,8 +188,12 @@ class SimulatedReplica:
             self.in_flight.hear(Encoded(message.number, encode(batch), 0.1))
             return
         ends = nature.is_group or KILLS in kinds or (is_exhausted and (nature.is_killed or nature.falls_sick))
-        if ends and not work.num_failures:
-            self._account(work)
+        is_killed = KILLS in kinds or (is_exhausted and nature.is_killed)
+        outstanding, begun = self.in_flight.outstanding, self.in_flight.started
+        started = [outstanding[number] for number in begun if number in outstanding]
+        for each in started if is_killed else [work]:  # nobody knows which of them has ended the process
+            if ends and not each.num_failures:
+                self._account(each)
         if KILLS in kinds:
             self.lose(RunnerLost("it died of SIGSEGV"))
         elif is_exhausted and nature.is_killed:
