@@ -62,16 +62,19 @@ class Tuner:
         """
         self._query_timeout_seconds = query_timeout_seconds
         self._card = card
-        self._device = device
-        self._sharing = sharing
-        start_tokens = CPU_BATCH_TOKENS if device.kind == CPU else ACCELERATOR_BATCH_TOKENS
+        self._replica = None if sharing is None else sharing.replica
+        self._devices = (device,) if sharing is None else sharing.devices
+        least_tokens = CPU_BATCH_TOKENS if device.kind == CPU else LEAST_ACCELERATOR_TOKENS
+        # Layers in main memory are copied for every batch, so that a small one takes as long as a larger one.
+        has_copies = self._replica is not None and self._replica.num_offloaded > 0
+        start_tokens = least_tokens if has_copies else min(least_tokens, ACCELERATOR_BATCH_TOKENS)
         self._budget = TokenBudget(
             BudgetRules(
                 settings.max_batch_tokens or start_tokens,
                 is_tuned=settings.max_batch_tokens is None,
                 high_watermark=settings.memory_high_watermark,
                 low_watermark=settings.memory_low_watermark,
-                least_tokens=start_tokens if device.kind == CPU else LEAST_ACCELERATOR_TOKENS,
+                least_tokens=least_tokens,
             )
         )
         self._cost = BatchCost()
@@ -97,9 +100,7 @@ class Tuner:
     def _bound(self, report: EncoderReport) -> None:
         """Limit batches to the memory below the high watermark that is free once the weights are loaded."""
         self._budget.forget_bound()
-        replica = None if self._sharing is None else self._sharing.replica
-        devices = (self._device,) if self._sharing is None else self._sharing.devices
-        self._predicted = BatchMemory(self._card, report, devices, replica)
+        self._predicted = BatchMemory(self._card, report, self._devices, self._replica)
         if not self._predicted.footprints or self._memory is None:
             return
         high_watermark = self._budget.rules.high_watermark
@@ -171,7 +172,7 @@ class Tuner:
             logger.warning(
                 "%s has too little memory for a batch of %d sequences of up to %d tokens (%s). It is tried again in "
                 "parts, and batches of such lengths are smaller from now on; further such errors are only counted.",
-                self._device.name,
+                self._devices[0].name,
                 len(work.batch),
                 work.batch.max_length,
                 reason,
@@ -192,9 +193,9 @@ class Tuner:
             "num_out_of_memory": self.num_out_of_memory,
             "num_budget_shrinks": self._budget.num_shrunk,
         }
-        if self._sharing is not None:
+        if self._replica is not None:
             # There are no reports of ranks before the model is loaded.
-            ranks = zip(self._sharing.devices, memory.ranks, strict=False)
+            ranks = zip(self._devices, memory.ranks, strict=False)
             described["memory_of_ranks"] = [
                 {"device": device.name, **_describe_memory(rank)} for device, rank in ranks
             ]
@@ -203,10 +204,8 @@ class Tuner:
     def _used_shares(self) -> list[tuple[Device, float]]:
         """Return the used share of each device of the replica, or of the first if no rank reported."""
         memory = self._memory or NO_MEMORY
-        if self._sharing is None or not memory.ranks:
-            return [(self._device, memory.used_share)]
-        shares = [rank.used_share for rank in memory.ranks]
-        return list(zip(self._sharing.devices, shares, strict=True))
+        reports = zip(self._devices, memory.ranks or (memory,), strict=False)
+        return [(device, report.used_share) for device, report in reports]
 
     @property
     def _fullest(self) -> str:
