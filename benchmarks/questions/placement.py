@@ -59,7 +59,7 @@ def run(harness: Harness) -> Report:
             strategy,
             f"{replica.relative_rate / unit:.2f}",
             f"{Spread.of_ratios(rates[strategy], rates[REPLICATE]).median:.2f}",
-            " + ".join(MEBIBYTES(each) for each in foresee(replica)),
+            " + ".join(MEBIBYTES(each) for each in predict(replica)),
             " + ".join(MEBIBYTES(each) for each in peaks[strategy]),
         )
         for strategy, replica in replicas.items()
@@ -86,7 +86,7 @@ def find_devices() -> tuple[Device, ...]:
     return tuple(parse_devices("cpu:0,cpu:1", inventory))
 
 
-def foresee(replica: Replica) -> list[int]:
+def predict(replica: Replica) -> list[int]:
     """Return the bytes that the plan counts on each device."""
     shards = [shard for stage in replica.stages for shard in stage.shards]
     return [shard.weight_bytes + shard.activation_bytes for shard in shards]

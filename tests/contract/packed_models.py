@@ -75,6 +75,12 @@ RELATIVE = {
     "position_biased_input": False,
     "type_vocab_size": 0,
 }
+# As DeBERTa-base has them: each distance has its own position.
+DEBERTA = {
+    **{name: RELATIVE[name] for name in ("relative_attention", "position_biased_input", "type_vocab_size")},
+    "pos_att_type": ["c2p", "p2c"],
+}
+OF_T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 3, "num_heads": 4}
 # Those that cannot be packed.
 PADDED_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpnet": ("MPNet", {}),
@@ -82,6 +88,15 @@ PADDED_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deberta-v2": ("DebertaV2", RELATIVE),
     # As the larger ones of DeBERTa-v2.
     "deberta-v2, convolution": ("DebertaV2", {**RELATIVE, "conv_kernel_size": 3}),
+    "deberta": ("Deberta", DEBERTA),
+    "big_bird": ("BigBird", {}),
+    "data2vec-text": ("Data2VecText", {}),
+    # A window of 16 tokens, 8 to either side, in every layer.
+    "longformer": ("Longformer", {"attention_window": 16}),
+    "xlm-roberta-xl": ("XLMRobertaXL", {}),
+    "mt5": ("MT5Encoder", {**OF_T5, "feed_forward_proj": "gated-gelu"}),
+    "t5": ("T5Encoder", {**OF_T5, "feed_forward_proj": "relu"}),
+    "umt5": ("UMT5Encoder", {**OF_T5, "feed_forward_proj": "gated-gelu"}),
 }
 LENGTHS = (9, 1, 30, 2, 17, 1, 64)
 
@@ -93,7 +108,8 @@ def make_transformer(name: str, **more: Any) -> Any:
 
     architecture, options = (MODELS | PADDED_MODELS)[name]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{architecture}Config")(**{**SIZES, **options, **more})
+    of_config = f"{architecture.removesuffix('Encoder')}Config"
+    config = getattr(transformers, of_config)(**{**SIZES, **options, **more})
     if hasattr(config, "use_cache"):
         config.use_cache = False  # as load_transformer has it
     model = getattr(transformers, f"{architecture}Model")(config).eval()

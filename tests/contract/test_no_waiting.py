@@ -49,7 +49,7 @@ from worker.tasks.extract.model.network import RexNetwork
 DEVICE = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
 STUB = "vectormill_stub"
 POOLINGS = "mean+last_token"
-ALL_MODELS = (*MODELS, *PADDED_MODELS)
+ALL_MODELS = [name for name in (*MODELS, *PADDED_MODELS) if FAMILIES[name.partition(",")[0]].never_waits]
 BATCHES = {
     "padded": Batch.from_ids(make_sequences()),
     "padded, with a prompt": Batch.from_ids(make_sequences(), [2, *[0] * (len(make_sequences()) - 1)]),

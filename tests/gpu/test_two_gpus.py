@@ -55,11 +55,11 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @NEEDS_TWO_GPUS
 @pytest.mark.parametrize("strategy", SHARED)
-def test_the_allocator_hands_out_what_the_plan_foresees_and_no_more(strategy: str) -> None:
+def test_the_allocator_hands_out_what_the_plan_predicts_and_no_more(strategy: str) -> None:
     for shard, reading in measure_ranks(CUDA, strategy, 1 << 16):
         taken = reading.peak_bytes - reading.before_bytes
-        foreseen = shard.weight_bytes + shard.activation_bytes
-        assert taken <= foreseen <= MOST_ABOVE * taken, (shard, reading)
+        predicted = shard.weight_bytes + shard.activation_bytes
+        assert taken <= predicted <= MOST_ABOVE * taken, (shard, reading)
 
 
 @pytest.mark.parametrize("kind", KINDS)

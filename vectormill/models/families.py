@@ -44,6 +44,30 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreMatrices:
+    """The matrices of scores that a layer has in memory together where no fused kernel computes them.
+
+    A matrix has one number for each head and each pair of tokens of a sequence, in the type of the hidden states.
+    `num_matrices` are alive while attention is computed, of which `num_kept` are kept until the end of the layer;
+    `num_shared` more are kept during all layers, once for all sequences (a bias by distance), and `num_in_half` are
+    alive in 16 bits besides, since torch multiplies some matrices in fp32. Beside each number of
+    the scores there are `index_bytes`. A mask takes `mask_bytes` for each pair of tokens (None: one number), and
+    the distances between tokens take `distance_bytes` for each pair of the longest sequence. If it
+    `copies_positions`, every sequence has its own projections of the relative positions, and the scores of all of
+    these exist before each pair picks its own.
+    """
+
+    num_matrices: int = 2
+    num_kept: int = 1
+    num_shared: int = 0
+    num_in_half: int = 0
+    index_bytes: int = 0
+    mask_bytes: int | None = None
+    distance_bytes: int = 0
+    copies_positions: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """One architecture, by the `model_type` of a transformers configuration.
 
@@ -62,11 +86,10 @@ class Family:
     the window of a layer that looks both ways includes the token itself on either side. If `overflows_fp16`, its hidden
     states exceed 65,504, the largest number of fp16.
 
-    `num_states`, `num_wide` and `num_rotary` are what is alive at the widest moment of a layer, its feed-forward
-    block: hidden states, tensors of the intermediate size (0 if the names of the weights tell), and tables of rotary
-    positions. `num_scores` are matrices of scores where no fused kernel computes them: where one is requested so, and
-    always if a family `is_eager`, or adds a bias to each score (worker.placement.footprint);
-    tests/contract/test_footprint_agrees.py measures them.
+    `num_states`, `num_wide` and `num_rotary` are what is alive in the feed-forward block of a layer: hidden states,
+    tensors of the intermediate size (0 if the names of the weights tell), and tables of rotary positions. If it
+    `keeps_states`, the output of every layer is alive too. `scores` are those of a family that no fused kernel
+    computes (worker.placement.footprint). tests/contract/test_footprint_agrees.py measures them, for every family.
 
     `encoder` is the class of transformers for the encoder alone of an encoder-decoder model, since no vector
     depends on the decoder; it has no table of positions, so that only its tokenizer limits a text. `head_pooling`
@@ -89,8 +112,8 @@ class Family:
     num_states: int = 5
     num_wide: int = 0
     num_rotary: int = 1
-    num_scores: int = 2
-    is_eager: bool = False
+    keeps_states: bool = False
+    scores: ScoreMatrices | None = None
     encoder: str = ""
     head_pooling: str = ""
     bare: Mapping[str, str] = field(default_factory=dict)
@@ -171,7 +194,7 @@ def _decoder(
     counts_itself: bool = False,
     overflows_fp16: bool = False,
     num_rotary: int = 1,
-    is_eager: bool = False,
+    scores: ScoreMatrices | None = None,
 ) -> Family:
     """Return a family with rotary positions, grouped key heads, and windows if the configuration has them."""
     # Texts are read from left to right, so that only the last token has seen all others.
@@ -185,9 +208,21 @@ def _decoder(
         overflows_fp16=overflows_fp16,
         num_states=4,
         num_rotary=num_rotary,
-        is_eager=is_eager,
+        scores=scores,
         head_pooling="last_token",
         layout=_DECODER,
+    )
+
+
+def _t5(model_type: str, encoder: str) -> Family:
+    return Family(
+        model_type,
+        packing_obstacle=_RELATIVE,
+        num_states=4,
+        num_rotary=0,
+        scores=ScoreMatrices(2, 0, num_shared=1),
+        never_waits=False,
+        encoder=encoder,
     )
 
 
@@ -211,22 +246,28 @@ FAMILIES: Final[Mapping[str, Family]] = {
             bare={"BertModel": _CONVENTION, "Contriever": _CONTRIEVER},
             layout=_BERT,
         ),
-        Family("big_bird", packing_obstacle=_SPARSE, never_waits=False),
+        Family("big_bird", packing_obstacle=_SPARSE, never_waits=False, num_rotary=0, scores=ScoreMatrices()),
         _roberta("camembert", "CamembertModel"),
-        Family("data2vec-text", never_waits=False, has_offset=True),
+        Family("data2vec-text", never_waits=False, has_offset=True, num_states=3, num_rotary=0),
         # The scale of its scores is read from the device in every layer.
         Family(
             "deberta",
             packing_obstacle=_DISENTANGLED,
             never_waits=False,
             needs_mask=True,
+            num_states=3,
+            num_rotary=0,
+            keeps_states=True,
+            scores=ScoreMatrices(6, 0, num_in_half=2, mask_bytes=8, distance_bytes=3 * 8),
             head_pooling="cls",
             bare={"DebertaModel": _CONVENTION},
         ),
         Family(
             "deberta-v2",
-            num_states=3,
+            num_states=0,
             num_rotary=0,
+            keeps_states=True,
+            scores=ScoreMatrices(3, 0, index_bytes=8, mask_bytes=8, copies_positions=True),
             packing_obstacle=_DISENTANGLED,
             needs_mask=True,
             head_pooling="cls",
@@ -254,7 +295,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _decoder("gemma"),
         # Gemma 2 and 3 were trained in bf16: https://github.com/huggingface/transformers/issues/36822, and
         # https://huggingface.co/google/embeddinggemma-300m: "activations do not support float16".
-        _decoder("gemma2", _SOFTCAP, overflows_fp16=True, is_eager=True),
+        _decoder("gemma2", _SOFTCAP, overflows_fp16=True, scores=ScoreMatrices()),
         # EmbeddingGemma looks both ways (use_bidirectional_attention).
         _decoder("gemma3_text", counts_itself=True, overflows_fp16=True, num_rotary=2),
         Family("gte", FROM_ZERO, num_states=4, num_wide=3),
@@ -266,6 +307,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
             openvino_obstacle="it pads texts to a multiple of its window, and a conversion would fix their length",
             never_waits=False,
             has_offset=True,
+            num_states=3,
+            num_rotary=0,
+            scores=ScoreMatrices(0, 0),
         ),
         _decoder("mistral"),
         # Most layers attend within local windows. The head reads the first token unless the configuration
@@ -283,44 +327,25 @@ FAMILIES: Final[Mapping[str, Family]] = {
             packing_obstacle=_RELATIVE,
             num_states=4,
             num_rotary=0,
-            num_scores=3,
-            is_eager=True,
+            scores=ScoreMatrices(3, distance_bytes=8),
             has_offset=True,
             padding_id=1,
             bare={"MPNetModel": _CONVENTION},
         ),
-        Family(
-            "mt5",
-            packing_obstacle=_RELATIVE,
-            num_rotary=0,
-            is_eager=True,
-            never_waits=False,
-            encoder="MT5EncoderModel",
-        ),
+        _t5("mt5", "MT5EncoderModel"),
         Family("nomic_bert", FROM_ZERO, num_states=4, num_wide=3, bare={"NomicBertModel": _NOMIC}),
         _decoder("qwen2"),
         _decoder("qwen3"),
         _roberta("roberta", "RobertaModel"),
-        Family(
-            "t5",
-            packing_obstacle=_RELATIVE,
-            num_rotary=0,
-            is_eager=True,
-            never_waits=False,
-            encoder="T5EncoderModel",
-        ),
-        Family(
-            "umt5",
-            packing_obstacle=_RELATIVE,
-            num_rotary=0,
-            is_eager=True,
-            never_waits=False,
-            encoder="UMT5EncoderModel",
-        ),
+        _t5("t5", "T5EncoderModel"),
+        _t5("umt5", "UMT5EncoderModel"),
         _roberta("xlm-roberta", "XLMRobertaModel"),
-        Family("xlm-roberta-xl", never_waits=False, has_offset=True),
+        Family("xlm-roberta-xl", never_waits=False, has_offset=True, num_states=4, num_rotary=0),
     )
 }
+# RexUniNLU's own DeBERTa (worker.tasks.extract.model.network) has for each pair of tokens the number of a relative
+# position, as int64 on a CPU, and a bool, and computes the scores of some heads at a time.
+EXTRACTOR: Final = Family("", num_states=3, num_rotary=0, scores=ScoreMatrices(0, 0, mask_bytes=8 + 1))
 _UNKNOWN: Final = Family("", never_waits=False)
 # Why the mean of a checkpoint without modules.json is pooled, by the architecture in its config.json.
 CONVENTIONS: Final = {name: why for family in FAMILIES.values() for name, why in family.bare.items()}

@@ -43,6 +43,11 @@ class DenseLayer:
     activation: str
     has_residual: bool
 
+    @property
+    def num_values(self) -> int:
+        num_matrices = 1 + (self.has_residual and self.num_inputs != self.num_outputs)
+        return self.num_outputs * (num_matrices * self.num_inputs + self.has_bias)
+
 
 @dataclass(frozen=True, slots=True)
 class Classifier:

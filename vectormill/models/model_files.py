@@ -36,7 +36,9 @@ ACTIVATIONS: Final = (
     "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softsign", "Tanh", "Tanhshrink",
 )  # fmt: skip
 # The names of the key in config.json for the function between the two matrices of a feed-forward block.
-ACTIVATION_KEYS: Final = ("hidden_activation", "hidden_act", "activation", "activation_function")
+ACTIVATION_KEYS: Final = (
+    "hidden_activation", "hidden_act", "activation", "activation_function", "dense_act_fn", "feed_forward_proj",
+)  # fmt: skip
 # The keys of sentence-transformers' files that no result depends on, each with the reason. Every other key is
 # honoured, or named in the refusal of the model.
 VERSIONS: Final = {"__version__": "the versions of the packages that saved the model"}
@@ -307,6 +309,7 @@ class ModelFiles:
             model_type=config.take("model_type", ""),
             sees_later=_sees_later(values),
             has_window=_has_window(values),
+            block_tokens=_find_block(values),
             activation=str(next((values[key] for key in ACTIVATION_KEYS if values.get(key)), "")),
         )
         floats = {
@@ -376,6 +379,12 @@ def _sees_later(values: Mapping[str, Any]) -> bool:
     """Return True if tokens attend to those behind them, by the values of a config.json."""
     looks_both_ways = values.get("is_causal") is False or bool(values.get("use_bidirectional_attention"))
     return looks_both_ways or not find_family(values.get("model_type", "")).is_causal
+
+
+def _find_block(values: Mapping[str, Any]) -> int:
+    """Return the largest window of a Longformer, whose layers may differ; 0 for other models."""
+    windows = values.get("attention_window") or 0
+    return max(windows) if isinstance(windows, list) else int(windows)
 
 
 def _has_window(values: Mapping[str, Any]) -> bool:

@@ -15,13 +15,16 @@ UNUSED_FIRST_PARTS: Final = frozenset({"decoder"}) | {
     f"vocab_{name}" for name in ("transform", "layer_norm", "projector")
 }
 EMBEDDING_PARTS: Final = frozenset(
-    {"embeddings", "embed_tokens", "embed_positions", "rel_embeddings", "wte", "wpe", "shared"}
-)
+    {
+        "embeddings", "embed_tokens", "embed_positions", "rel_embeddings", "relative_attention_bias", "wte", "wpe",
+        "shared",
+    }
+)  # fmt: skip
 # The first linear layers behind a GLiNER's encoder have numbers, too.
 GLINER_HEAD: Final = ("span_rep_layer.", "prompt_rep_layer.")
 LAYER_NUMBER: Final = re.compile(r"(?:^|\.)(\d+)\.")
 # The first linear layer of a gated feed-forward block, and whether both halves are one matrix.
-GATES: Final = {"gate_proj": False, "gate_up_proj": True, "up_gate_proj": True, "Wi": True}
+GATES: Final = {"gate_proj": False, "gate_up_proj": True, "up_gate_proj": True, "Wi": True, "wi_0": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +41,27 @@ class TensorSize:
 
     @property
     def is_embedding(self) -> bool:
-        return self.layer is None and bool(EMBEDDING_PARTS & set(self.name.split(".")))
+        return self.layer is None and self._is_table
 
     @property
     def is_matrix(self) -> bool:
         """Return True for a linear layer's weight [out, in], which weight compression compresses."""
-        return len(self.shape) == 2 and not self.is_embedding
+        return len(self.shape) == 2 and not self._is_table
+
+    @property
+    def _is_table(self) -> bool:
+        return bool(EMBEDDING_PARTS & set(self.name.split(".")))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """The sizes that determine memory and arithmetic; 0 where the model's files leave one out.
 
-    `dense_values` counts the values of Dense modules or of a classifier's head, which are always fp32. An
-    extractor computes relative positions in its own way (worker.tasks.extract.model). If it `sees_later`, a
-    token attends to those behind it; if it `has_window`, some layers attend to near tokens only. `activation`
+    `dense_values` counts the values of Dense modules, of a classifier's head or of a sparse one, which are always fp32,
+    and `head_values` those of a head for the vectors of tokens. If it `weighs_words`, the head of its language model
+    gives each token a number for each word. An extractor computes relative positions in its own way
+    (worker.tasks.extract.model). If it `sees_later`, a token attends to those behind it; if it `has_window`, some
+    layers attend to near tokens only; texts are padded to a multiple of `block_tokens`, if it is not 0. `activation`
     names the function between the matrices of the feed-forward block.
     """
 
@@ -66,11 +75,14 @@ class ModelShape:
     has_joined_gate: bool = False
     tensors: tuple[TensorSize, ...] = ()
     dense_values: int = 0
+    head_values: int = 0
+    weighs_words: bool = False
     model_type: str = ""
     is_extractor: bool = False
     vocab_size: int = 0
     sees_later: bool = True
     has_window: bool = False
+    block_tokens: int = 0
     activation: str = ""
 
     @property

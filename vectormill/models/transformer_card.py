@@ -22,6 +22,7 @@ from vectormill.models.embedders import (
 from vectormill.models.heads import SPLADE_MODULES, Heads, has_token_modules, read_heads
 from vectormill.models.model_card import REXUNINLU, Classifier, DenseLayer, ModelCard, SpecialTokens
 from vectormill.models.model_files import ModelFiles
+from vectormill.models.model_shape import ModelShape
 from vectormill.models.poolings import (
     LAST_TOKEN,
     MEAN,
@@ -116,12 +117,12 @@ def read_transformer_card(files: ModelFiles) -> ModelCard:
     notes += remark if is_embedder and heads.has_dense else ()
     side = files.read("tokenizer_config.json").take("truncation_side", "right")
     truncates_left = side == "left" and classifier is None and heads.tokens is None
-    own_values = sum(layer.num_outputs * (layer.num_inputs + layer.has_bias) for layer in dense)
+    own_values = sum(layer.num_values for layer in dense)
     own_values += shape.hidden_size * num_words  # the rows of the words are the head
+    shape = _add_heads(replace(shape, dense_values=own_values or shape.dense_values), heads)
     shape = replace(
         shape,
         model_type="bert" if is_structbert(config) else shape.model_type,
-        dense_values=own_values or shape.dense_values,
         is_extractor=is_extractor,
     )
     return ModelCard(
@@ -237,6 +238,19 @@ def _read_dense(files: ModelFiles, width: int) -> tuple[DenseLayer, ...]:
             )
         width = layer.num_outputs
     return layers
+
+
+def _add_heads(shape: ModelShape, heads: Heads) -> ModelShape:
+    """Return the shape with the values of sparse and multi-vector heads."""
+    layers = () if heads.tokens is None else heads.tokens.dense
+    token_values = sum(each.num_values for each in layers) or heads.token_dimensions * (shape.hidden_size + 1)
+    is_linear = heads.sparse is not None and bool(heads.sparse.file)
+    return replace(
+        shape,
+        dense_values=shape.dense_values + is_linear * (shape.hidden_size + 1),
+        head_values=token_values,
+        weighs_words=heads.sparse is not None and not is_linear,
+    )
 
 
 def _require_tokenizer(files: ModelFiles) -> None:

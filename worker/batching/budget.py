@@ -19,7 +19,7 @@ from typing import Any, Final
 LENGTH_CLASSES: Final = (64, 256, 1024, 1 << 30)
 SMALLEST_TOKENS: Final = 256
 LARGEST_TOKENS: Final = 1 << 20
-UNFORESEEN: Final = sys.maxsize  # the bound by free memory where the need of a batch cannot be estimated
+UNPREDICTED: Final = sys.maxsize  # the bound by free memory where the need of a batch cannot be estimated
 # Fixed costs are milliseconds, so they do not matter in a batch that takes this long. A larger one would only
 # delay others.
 LONG_BATCH_SECONDS: Final = 0.1
@@ -43,8 +43,8 @@ class BudgetRules:
 
     `is_tuned` is False if a user gave the size, which then never grows. The watermarks are shares of the
     device's memory: above the high one tuned budgets shrink, and above the low one no budget grows whose need
-    of memory is not foreseen. With `least_tokens` a device reaches most of its rate: batches of no more tokens grow and
-    shrink only by what queries may wait for.
+    of memory is not predicted. With `least_tokens` a device reaches most of its rate: batches of no more tokens grow
+    and shrink only by what queries may wait for.
     """
 
     start_tokens: int
@@ -93,7 +93,7 @@ class TokenBudget:
 
     def forget_bound(self) -> None:
         """Remove the limit by free memory."""
-        self.largest_batch_tokens: Callable[[int], int] = lambda length: UNFORESEEN
+        self.largest_batch_tokens: Callable[[int], int] = lambda length: UNPREDICTED
 
     def max_batch_tokens(self, max_length: int) -> int:
         """Return the largest cost of a batch with sequences up to this length.
@@ -186,8 +186,8 @@ class TokenBudget:
         is_small = 2 * found.size <= self.rules.least_tokens and 2 * seconds <= self.longest_seconds
         found.num_short = found.num_short + 1 if is_small or seconds < LONG_BATCH_SECONDS else 0
         largest = min(LARGEST_TOKENS, self._ceiling(found, found.longest_cost))
-        is_foreseen = self.largest_batch_tokens(found.longest_cost) < UNFORESEEN
-        watermark = self.rules.high_watermark if is_foreseen else self.rules.low_watermark
+        is_predicted = self.largest_batch_tokens(found.longest_cost) < UNPREDICTED
+        watermark = self.rules.high_watermark if is_predicted else self.rules.low_watermark
         can_grow = self.rules.is_tuned and 2 * found.size <= largest and self._used_share <= watermark
         found.is_settled = not (can_grow and found.num_short)
         if can_grow and found.num_short >= NUM_SHORT_BATCHES:

@@ -78,8 +78,8 @@ class WordWeights(nn.Module):
             logits = self.whole(inputs_embeds=self._given.states).logits[0]
             for row, (start, end) in enumerate(bounds):
                 if start < first + size and end > first:
-                    part = logits[max(start - first, 0) : end - first]
-                    self._add(totals[row], part)
+                    self._add(totals[row], logits[max(start - first, 0) : end - first])
+            del logits  # before the next are computed
         return totals if self.head.sums else self._weigh(totals)
 
     def _add(self, total: Tensor, logits: Tensor) -> None:

@@ -168,6 +168,9 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
             f"missing (such as {', '.join(missing[:3]) or 'none'}) and {len(loading['mismatched_keys'])} have the "
             "wrong shape."
         )
+    for parameter in model.parameters():
+        if parameter.ndim == 1:  # a DeBERTa makes two of its biases fp32, whatever is asked for
+            parameter.data = parameter.data.to(dtype)
     merge_adapter(model, card)
     return prepare_transformer(model)
 

@@ -28,7 +28,7 @@ from vectormill.models.model_card import ModelCard
 from vectormill.models.tensor_headers import TensorHeader, read_header
 from vectormill.models.weights import find_weights
 from worker.encoder.encoder import OnRead
-from worker.model.adapters import MatrixPair
+from worker.model.adapters import MatrixPair, open_adapter
 from worker.model.classifiers import PUBLISHED_PREFIX, is_published, load_config, outline_head
 from worker.model.network import prepare_transformer
 from worker.model.runtime import transformers
@@ -158,6 +158,34 @@ def list_shapes(card: ModelCard) -> dict[str, tuple[int, ...]]:
         head, names = outline_head(card)
         shapes |= {names[own]: tuple(parameter.shape) for own, parameter in head.named_parameters()}
     return shapes
+
+
+def load_word_head(card: ModelCard, dtype: torch.dtype) -> nn.Module:
+    """Return the model's masked language model, whose transformer stays on the meta device: only its head is read.
+
+    Raises ModelError.
+    """
+    with transformers.initialization.no_init_weights(), _parameters_on_meta():
+        model: nn.Module = transformers.AutoModelForMaskedLM.from_config(load_config(card), dtype=dtype)
+    own = [
+        name
+        for name, _ in model.named_parameters(remove_duplicate=False)
+        if not name.startswith(f"{model.base_model_prefix}.")
+    ]
+    # The matrix of the words is that of the embeddings, unless the configuration says otherwise.
+    read: dict[str, nn.Parameter] = {}
+    with open_adapter(model, card) as adapter, WeightFiles(card, "") as files:
+        for name in own:
+            stored = model.all_tied_weights_keys.get(name, name)
+            if stored not in read:
+                ranges = [(0, files.shape(stored)[0])]
+                values = files.read(stored, 0, ranges, dtype)
+                if stored in adapter:
+                    values = adapter[stored].add_to(values, 0, ranges)
+                read[stored] = nn.Parameter(values, requires_grad=False)
+            module, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(module), leaf, read[stored])
+    return model
 
 
 def fill(

@@ -42,7 +42,6 @@ from worker.model.network import (
     list_token_inputs,
     load_dense,
     load_output_heads,
-    load_transformer,
     weighs_words,
 )
 from worker.model.packed import (
@@ -55,7 +54,7 @@ from worker.model.packed import (
 )
 from worker.model.torch_encoder import DTYPES, find_unattended
 from worker.parallel.agreement import find_flaw, set_attention
-from worker.parallel.filling import build_skeleton
+from worker.parallel.filling import build_skeleton, load_word_head
 from worker.parallel.rendezvous import ask_all
 from worker.parallel.shard import LoadedShard
 from worker.placement.placement import Rank
@@ -93,9 +92,8 @@ class ShardEncoder(Encoder):
         self._dense.to(self._device).eval()
         self._heads = nn.ModuleDict()
         if self._shard.answers:
-            # The head of a language model is tied to the vocabulary, so that the whole model is read for a moment.
-            whole = load_transformer(order.card, dtype) if weighs_words(order.card) else nn.Identity()
-            self._heads = load_output_heads(order.card, whole, dtype).to(self._device).eval()
+            words = load_word_head(order.card, dtype) if weighs_words(order.card) else nn.Identity()
+            self._heads = load_output_heads(order.card, words, dtype).to(self._device).eval()
         self._form, attention = self._load_form(order, precision)
         logger.info("%s uses %s attention on rank %d", order.card.name, self._form.attention, rank.number)
         notes = [

@@ -7,10 +7,11 @@ nothing. tests/contract/test_footprint_agrees.py compares the prediction with wh
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
+from operator import add
 from typing import Final
 
-from vectormill.models.families import find_family
+from vectormill.models.families import EXTRACTOR, Family, ScoreMatrices, find_family
 from vectormill.models.model_card import ModelCard
 from vectormill.models.model_shape import ModelShape, TensorSize
 from vectormill.models.rounding import SMALLEST_TABLE_ROWS, find_group_size
@@ -23,8 +24,9 @@ FLOAT_BYTES: Final = 4
 GROUP_BYTES: Final = {"int8": 4}
 COMPRESSED: Final = frozenset(GROUP_BYTES)
 
-# A batch holds of each token, besides its hidden states, the id, the position and a value of a mask, as int64.
-TOKEN_BYTES: Final = 8 + 8 + 8
+# A batch holds of each token, besides its hidden states, the id, the position, a value of a mask, and its place among
+# those that a head reads, as int64.
+TOKEN_BYTES: Final = 8 + 8 + 8 + 8
 # With openvino, 16 bytes were measured for each pair of tokens of a sequence.
 OPENVINO_MASK_BYTES: Final = 16
 
@@ -38,30 +40,26 @@ COMMUNICATOR_BYTES: Final = 256 << 20
 # The results that an activation function has alive at its end, if it is several operations; measured.
 ACTIVATION_RESULTS: Final = {
     **dict.fromkeys(("gelu_10", "quick_gelu", "relu2", "sqrtsoftplus"), 2),
-    **dict.fromkeys(("gelu_new", "gelu_python", "gelu_python_tanh", "gelu_accurate", "laplace"), 3),
+    **dict.fromkeys(
+        ("gelu_new", "gated-gelu", "gelu_python", "gelu_python_tanh", "gelu_accurate", "laplace"), 3
+    ),
     "gelu_fast": 4,
 }
 # The states in fp32 while a norm in a model of 16 bits computes: the states, their square, and the result.
 NORM_STATES: Final = 3
 
-# DeBERTa's matrices of scores [heads, L, L] that are alive together: content, both position terms; and the place of
-# each relative position as int64; and masks. Measured on a CPU.
-RELATIVE_SCORES: Final = 3
-RELATIVE_PLACE_BYTES: Final = 8
-RELATIVE_MASK_BYTES: Final = 8
-# The embeddings of relative positions, projected as queries and as keys, exist once per sequence.
+# A DeBERTa projects the embeddings of its relative positions as queries and as keys.
 RELATIVE_PROJECTIONS: Final = 2
 # An extractor projects them once, when it is loaded, and computes as many heads at a time as fit into this
-# many bytes, or on a GPU into this share of its memory, at least one. Matrices per head: the bias, what is added to
-# it, and what both are gathered from, twice as wide (worker.tasks.extract.model.network).
+# many bytes, or on a GPU into this share of its memory, at least one (worker.tasks.extract.model.network). For each
+# head a pair of tokens takes so many bytes by the size of a number: in fp32 the bias, what is added to it, and what
+# both are gathered from, twice as wide; in 16 bits the scores, of which torch makes fp32. Measured on a CPU.
 BIAS_BYTES: Final = 64 << 20
 BIAS_SHARE: Final = 1 / 64
-BIAS_MATRICES: Final = 4
-# For all heads together: the number of a relative position, as int64 on a CPU, and whether the pair is hidden.
-EXTRACTOR_MASK_BYTES: Final = 8 + 1
+BIAS_PAIR_BYTES: Final = {4: 4 * 4, 2: 6 * 2}
 
 HALF_BYTES: Final = 2  # of a vector of a token
-# The logits of words that a sparse head computes at a time (worker.model.heads), and weighs in fp32.
+# The numbers of tokens for words that a sparse head computes at a time (worker.model.heads).
 WORD_LOGITS: Final = 1 << 24
 
 # The layers that full sharding has whole at a time: the one that is computed, the gathered parts that it was copied
@@ -73,18 +71,19 @@ GATHERED_EMBEDDINGS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """The part of a model on one device: `num_layers` of `num_ranks` that share it by `strategy`.
+    """The part of a model on one device: `num_layers` (None for all), which `num_ranks` devices share by `strategy`.
 
-    With layers in main memory, `num_layers` counts those that the device has at a time.
-
-    Only the first stage of a pipeline has the embeddings, and only the last what follows the layers.
+    The first stage of a pipeline `is_first` and has the embeddings. A device that `answers` makes the results of
+    batches, and has the heads for it: the last stage of a pipeline, which also has what follows the layers, the first
+    rank of tensor parallelism, and every device otherwise. With layers in main memory, `num_layers` counts those that
+    the device has at a time.
     """
 
     strategy: str = REPLICATE
     num_ranks: int = 1
-    num_layers: int | None = None  # None for all layers
+    num_layers: int | None = None
     is_first: bool = True
-    is_last: bool = True
+    answers: bool = True
 
 
 WHOLE: Final = Portion()
@@ -99,31 +98,54 @@ def list_shares(
     """
     if strategy == OFFLOAD:
         return [Portion(strategy, num_layers=stage_layers[0] - num_offloaded + NUM_SLOTS)]
-    if strategy != PIPELINE:
-        return [Portion(strategy, num_ranks)] * num_ranks
-    last = num_ranks - 1
-    return [
-        Portion(strategy, num_ranks, count, is_first=number == 0, is_last=number == last)
-        for number, count in enumerate(stage_layers)
-    ]
+    ranks = range(num_ranks)
+    if strategy == PIPELINE:
+        last = num_ranks - 1
+        return [Portion(strategy, num_ranks, stage_layers[rank], rank == 0, rank == last) for rank in ranks]
+    return [Portion(strategy, num_ranks, answers=strategy != TENSOR or rank == 0) for rank in ranks]
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The bytes that are alive at one moment of a layer.
+    """The bytes of all tensors that are in memory together at one moment of a forward pass, besides the weights.
 
-    They grow with the tokens of a batch, with the pairs of tokens of each of its sequences, with the pairs of the
-    longest sequence, and with the number of sequences; `fixed` is what any batch takes.
+    Of a batch of n sequences, padded to L tokens each, they are n · L times `per_token`, n · L² times `per_pair`, L²
+    times `per_longest_pair` (tensors that all sequences share), n times `per_sequence`, and `fixed`. What is computed
+    a part at a time takes n · L times `capped_per_token` and n · L² times `capped_per_pair`, at most `cap`.
     """
 
-    per_token: int
+    per_token: int = 0
     per_pair: int = 0
     per_longest_pair: int = 0
     per_sequence: int = 0
     fixed: int = 0
+    capped_per_token: int = 0
+    capped_per_pair: int = 0
+    cap: int = 0
+
+    def __add__(self, other: "Moment") -> "Moment":
+        return Moment(*map(add, astuple(self), astuple(other)))
+
+    def count_bytes(self, num_sequences: int, length: int) -> int:
+        """Return the bytes for sequences padded to `length`."""
+        each, capped = self._count_each(length)
+        return num_sequences * each + min(num_sequences * capped, self.cap) + self._count_once(length)
+
+    def count_fitting(self, free_bytes: int, length: int) -> int:
+        """Return how many sequences of this length fit into the bytes; less than 0 if not even what they share does."""
+        each, capped = self._count_each(length)
+        left = free_bytes - self._count_once(length)
+        return max(left // (each + capped), (left - self.cap) // each)
+
+    def _count_each(self, length: int) -> tuple[int, int]:
+        each = self.per_sequence + length * (self.per_token + length * self.per_pair)
+        return each, length * (self.capped_per_token + length * self.capped_per_pair)
+
+    def _count_once(self, length: int) -> int:
+        return self.fixed + length * length * self.per_longest_pair
 
 
-NOTHING: Final = Moment(0)
+NOTHING: Final = Moment()
 
 
 def count_results(card: ModelCard) -> Moment:
@@ -132,7 +154,6 @@ def count_results(card: ModelCard) -> Moment:
     return Moment(
         2 * HALF_BYTES * card.token_dimensions,
         per_sequence=2 * FLOAT_BYTES * words,
-        fixed=WORD_LOGITS * 2 * FLOAT_BYTES if words else 0,
     )
 
 
@@ -141,33 +162,19 @@ class Footprint:
     """The memory needs of a share of a model: its weights, and the activations of a batch.
 
     `weight_bytes` are held from loading on, `fixed_bytes` during every pass, whatever its batch: among them are
-    weights that are gathered from other devices or restored. `bias_bytes` is the most that an extractor's attention
-    takes beyond a batch's tokens, and `bias_bytes_per_pair` what it takes for a small batch;
-    `spare_bytes_per_token` of these are allocated anyway, for the feed-forward block.
+    weights that are restored. A batch needs what the largest of its `moments` does. Texts are padded to a multiple
+    of `block_tokens`.
     """
 
     weight_bytes: int
     moments: tuple[Moment, ...]
-    bytes_per_sequence: int = 0
     fixed_bytes: int = SCRATCH_BYTES
-    bias_bytes: int = 0
-    bias_bytes_per_pair: int = 0
-    spare_bytes_per_token: int = 0
+    block_tokens: int = 1
 
     def predict_batch_bytes(self, num_sequences: int, length: int) -> int:
         """Return the bytes of one forward pass besides the weights, for sequences padded to `length`."""
-        tokens, pairs = num_sequences * length, num_sequences * length * length
-        bias = min(self.bias_bytes, pairs * self.bias_bytes_per_pair)
-        widest = max(
-            tokens * each.per_token
-            + pairs * each.per_pair
-            + length * length * each.per_longest_pair
-            + num_sequences * each.per_sequence
-            + each.fixed
-            for each in self.moments
-        )
-        beside = max(0, bias - tokens * self.spare_bytes_per_token)
-        return self.fixed_bytes + beside + widest + num_sequences * self.bytes_per_sequence
+        padded = self._pad(length)
+        return self.fixed_bytes + max(each.count_bytes(num_sequences, padded) for each in self.moments)
 
     def largest_batch_tokens(self, free_bytes: int, length: int) -> int:
         """Return the tokens, padding included, of the largest batch that fits; 0 if none does.
@@ -175,17 +182,8 @@ class Footprint:
         The batch's sequences have `length` tokens. `free_bytes` is the memory left once the weights are
         loaded.
         """
-        left = free_bytes - self.fixed_bytes - self.bias_bytes
-        fitting = (
-            (left - each.fixed - length * length * each.per_longest_pair)
-            // (
-                length * (each.per_token + length * each.per_pair)
-                + each.per_sequence
-                + self.bytes_per_sequence
-            )
-            for each in self.moments
-        )
-        return max(0, min(fitting)) * length
+        left, padded = free_bytes - self.fixed_bytes, self._pad(length)
+        return max(0, min(each.count_fitting(left, padded) for each in self.moments)) * length
 
     def longest_text(self, free_bytes: int, max_tokens: int) -> int:
         """Return how many tokens the longest text has that fits alone, at most `max_tokens`; 0 if none fits."""
@@ -198,6 +196,9 @@ class Footprint:
                 longest = middle - 1
         return shortest
 
+    def _pad(self, length: int) -> int:
+        return -(-length // self.block_tokens) * self.block_tokens
+
 
 def find_bias_bytes(kind: str, memory_bytes: int) -> int:
     """Return the bytes of the bias that an extractor computes at a time on a device with so much memory."""
@@ -208,10 +209,13 @@ def find_bias_bytes(kind: str, memory_bytes: int) -> int:
 class WeightBytes:
     """The bytes of a model's weights: of the embeddings, of each layer in order, and of what follows the layers.
 
-    `common_bytes` are embeddings that every layer reads, of relative positions. `made_bytes` are made for each layer
-    at load and shrink with no share. `key_bytes` are the matrices that make keys and values of `num_key_heads`, of
-    which each rank has one whole head at least; `vector_bytes` are the norms and biases of layers, most of which
-    tensor parallelism leaves whole.
+    `other_bytes` follow the layers: the last norm, and `head_bytes` of the heads that make results, which each device
+    that answers has completely. `word_bytes` are those of the vocabulary's matrix in a head that weighs words, which
+    only a device with the whole model has in common with the embeddings. `common_bytes` are the embeddings of relative
+    positions, which every layer reads. An extractor keeps `made_bytes` of their projections for each layer, which no
+    strategy divides; `layer_bytes` contain them. `key_bytes` are the matrices of all layers that make keys and values
+    of `num_key_heads`, of which each rank of tensor parallelism has one whole head at least, and `vector_bytes` are
+    the norms and biases of all layers, most of which it leaves whole.
     """
 
     embedding_bytes: int
@@ -222,28 +226,37 @@ class WeightBytes:
     key_bytes: int = 0
     num_key_heads: int = 1
     vector_bytes: int = 0
+    head_bytes: int = 0
+    word_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
+        """Return the bytes of the whole model on one device."""
         return self.embedding_bytes + self.common_bytes + sum(self.layer_bytes) + self.other_bytes
 
     def of_share(self, share: Portion) -> int:
         """Return what one device holds, at most: a stage's layers are counted as the largest of the model."""
         if share.strategy == REPLICATE:
             return self.total_bytes
+        words = self.word_bytes * share.answers
         if share.strategy in (PIPELINE, OFFLOAD):
             count = len(self.layer_bytes) if share.num_layers is None else share.num_layers
-            ends = self.embedding_bytes * share.is_first + self.other_bytes * share.is_last
+            ends = self.embedding_bytes * share.is_first + self.other_bytes * share.answers + words
             return ends + self.common_bytes + count * max(self.layer_bytes, default=0)
-        made = len(self.layer_bytes) * self.made_bytes
-        whole, copies = made, 0
+        whole, copies = len(self.layer_bytes) * self.made_bytes, 0
         if share.strategy == TENSOR:
-            whole += self.embedding_bytes + self.common_bytes + self.other_bytes + self.vector_bytes
+            whole += self.embedding_bytes + self.common_bytes + self.vector_bytes
+            whole += self.other_bytes - self.head_bytes
             copies = self.key_bytes * max(0, share.num_ranks // self.num_key_heads - 1)
-        return whole + -(-(self.total_bytes - whole + copies) // share.num_ranks)
+        cut = self.total_bytes - self.head_bytes - whole + copies
+        return whole + words + self.head_bytes * share.answers - (-cut // share.num_ranks)
 
     def gathered_by(self, share: Portion) -> tuple[int, int]:
-        """Return what one device has of the others' weights during the layers, and during the look-up before them."""
+        """Return the bytes of other devices' weights that full sharding copies to one device for a moment.
+
+        The first number is for the layers, while one of them is computed, and the second for the embeddings, while
+        tokens are looked up, before the first layer. Both are 0 by other strategies.
+        """
         if share.strategy != FULLY_SHARDED:
             return 0, 0
         layers = GATHERED_LAYERS * max(self.layer_bytes, default=0)
@@ -269,15 +282,26 @@ def count_weights(shape: ModelShape, precision: str, value_bytes: int) -> Weight
         else:
             other_bytes += num_bytes
     made = _count_positions(shape) * value_bytes if shape.is_extractor else 0
+    heads = shape.dense_values * FLOAT_BYTES + shape.head_values * value_bytes
+    words = 0
+    if shape.weighs_words:
+        rows, width = _find_vocabulary(shape)
+        words = rows * width * value_bytes
+        # A matrix and a norm before the vocabulary's, which has a bias.
+        heads += (shape.hidden_size * width + 3 * width + rows) * value_bytes
+        if precision in COMPRESSED and rows >= SMALLEST_TABLE_ROWS:  # the head's matrix is not compressed
+            heads, words = heads + words, 0
     return WeightBytes(
         embedding_bytes,
         tuple(layers[number] + made for number in sorted(layers)),
-        other_bytes + shape.dense_values * FLOAT_BYTES,
+        other_bytes + heads,
         common_bytes,
         made,
         key_bytes,
         max(1, shape.num_key_value_heads),
         vector_bytes,
+        heads,
+        words,
     )
 
 
@@ -298,35 +322,38 @@ def make_footprint(
     uncompressed tensors; None means that of the weights, or fp32 if these are compressed. `kind` and
     `memory_bytes` are those of the device, `results` those of `count_results`.
     """
+    pooled = Moment(per_sequence=FLOAT_BYTES * shape.hidden_size)
     if not shape.num_layers:  # a table of static embeddings: a token is its id, and a text its vector
-        num_bytes = FLOAT_BYTES * shape.tensors[0].num_values
-        return Footprint(
-            num_bytes, (Moment(TOKEN_BYTES),), bytes_per_sequence=FLOAT_BYTES * shape.hidden_size
-        )
+        return Footprint(FLOAT_BYTES * shape.tensors[0].num_values, (Moment(TOKEN_BYTES) + pooled,))
     arithmetic = arithmetic or ("fp32" if precision in COMPRESSED else precision)
     value_bytes = int(VALUE_BYTES[arithmetic])
     weights = count_weights(shape, precision, value_bytes)
-    positions = 0 if shape.is_extractor else _count_positions(shape) * value_bytes
     in_layers, in_look_up = weights.gathered_by(share)
     num_communicators = 0
     if kind == CUDA and share.num_ranks > 1:  # a stage has one with each neighbour
-        num_communicators = 2 - share.is_first - share.is_last if share.strategy == PIPELINE else 1
-    return Footprint(
-        weight_bytes=weights.of_share(share),
-        moments=(
-            *(
-                replace(moment, fixed=in_layers)
-                for moment in _list_layer_moments(shape, attention, value_bytes, share)
-            ),
-            Moment(TOKEN_BYTES + 2 * shape.hidden_size * value_bytes, fixed=in_look_up),
-            _find_last_moment(shape, value_bytes, share, results),
+        num_communicators = _count_neighbours(share) if share.strategy == PIPELINE else 1
+    cap = find_bias_bytes(kind, memory_bytes)
+    moments = (
+        *(
+            each + Moment(fixed=in_layers)
+            for each in _list_layer_moments(shape, attention, value_bytes, share, cap)
         ),
-        bytes_per_sequence=positions + FLOAT_BYTES * shape.hidden_size,
-        fixed_bytes=SCRATCH_BYTES
+        Moment(TOKEN_BYTES + 2 * shape.hidden_size * value_bytes, fixed=in_look_up),
+        _find_last_moment(shape, value_bytes, share, results),
+    )
+    return Footprint(
+        weights.of_share(share),
+        tuple(each + pooled for each in moments),
+        SCRATCH_BYTES
         + num_communicators * COMMUNICATOR_BYTES
         + _count_restored(shape, precision, value_bytes, share),
-        **(_count_bias(shape, value_bytes, kind, memory_bytes) if shape.is_extractor else {}),
+        max(1, shape.block_tokens),
     )
+
+
+def _count_neighbours(share: Portion) -> int:
+    """Return how many stages a stage of a pipeline exchanges hidden states with; 0 by other strategies."""
+    return 2 - share.is_first - share.answers if share.strategy == PIPELINE else 0
 
 
 def _count_positions(shape: ModelShape) -> int:
@@ -344,104 +371,99 @@ def _count_restored(shape: ModelShape, precision: str, value_bytes: int, share: 
 
 
 def _list_layer_moments(
-    shape: ModelShape, attention: str, value_bytes: int, share: Portion
+    shape: ModelShape, attention: str, value_bytes: int, share: Portion, cap: int
 ) -> Iterator[Moment]:
     """Yield the moments of a layer that may be its widest: the feed-forward block, attention and norm.
 
     Besides a layer's own tensors, its input is alive, which its caller holds, and so are the embeddings. The
     feed-forward block adds the intermediate values before and after the activation function (with a gate: both
     halves and their product); attention adds queries, keys, values, what rotates and repeats them, and its output.
-    Ranks of tensor parallelism have all hidden states, and divide the others.
+    Ranks of tensor parallelism have all hidden states, and divide the others. An extractor computes the bias of at
+    most `cap` bytes at a time.
     """
-    family = find_family(shape.model_type)
+    family = EXTRACTOR if shape.is_extractor else find_family(shape.model_type)
     ranks = share.num_ranks if share.strategy == TENSOR else 1
-    heads = -(-shape.num_heads // ranks) * shape.head_size
+    num_heads, hidden = -(-shape.num_heads // ranks), shape.hidden_size
+    heads = num_heads * shape.head_size
     key_heads = max(1, -(-shape.num_key_value_heads // ranks)) * shape.head_size
     intermediate = -(-shape.intermediate_size // ranks)
     least_wide = family.num_wide or ((4 if shape.has_joined_gate else 3) if shape.is_gated else 2)
     wide = max(least_wide, (2 if shape.has_joined_gate else 1) + ACTIVATION_RESULTS.get(shape.activation, 1))
     states = family.num_states + (share.strategy == TENSOR)  # ranks add up their states in a copy
+    if family.keeps_states:
+        states += (share.strategy == PIPELINE and share.num_layers) or shape.num_layers
     rotary = 2 * family.num_rotary * shape.head_size
     # The states that a stage waits for, and those that are on their way to the next one.
-    num_passing = 2 - share.is_first - share.is_last
-    kept = TOKEN_BYTES + value_bytes * (rotary + num_passing * shape.hidden_size)
-    masks, scores = _count_masks(shape, attention, value_bytes, ranks)
-    if shape.num_relative_positions and not shape.is_extractor:
-        # transformers keeps the output of every layer of a DeBERTa.
-        states = shape.num_layers
-        if share.strategy == PIPELINE and share.num_layers is not None:
-            states = share.num_layers
-        # The scores of all relative positions, from which each pair of tokens then picks one.
-        relative = shape.num_heads * shape.num_relative_positions + 2 * shape.hidden_size
-        yield Moment(
-            kept + value_bytes * (states * shape.hidden_size + relative), masks.per_pair + scores.per_pair
-        )
-    yield Moment(
-        kept + value_bytes * (states * shape.hidden_size + wide * intermediate),
-        masks.per_pair,
-        masks.per_longest_pair,
-    )
-    held = max(2, states - 1) * shape.hidden_size + 2 * heads + 2 * key_heads
+    masks, scores = _count_scores(shape, family, attention, value_bytes, num_heads)
+    kept = masks + Moment(TOKEN_BYTES + value_bytes * (rotary + _count_neighbours(share) * hidden))
+    yield kept + Moment(value_bytes * (states * hidden + wide * intermediate))
+    held = max(2, states - 1) * hidden + 2 * heads + 2 * key_heads
     held += 2 * heads * (bool(family.num_rotary) + (key_heads < heads))
-    yield Moment(
-        kept + value_bytes * held,
-        masks.per_pair + scores.per_pair,
-        masks.per_longest_pair + scores.per_longest_pair,
-    )
+    attending = kept + scores + Moment(value_bytes * held)
+    if shape.is_extractor:
+        bias = BIAS_PAIR_BYTES[value_bytes]
+        yield attending + Moment(per_pair=bias)  # of one head at least
+        attending += Moment(capped_per_pair=num_heads * bias, cap=cap)
+    elif block := shape.block_tokens:
+        # A token has the scores of a block and of itself; those before the softmax are shifted in a wider matrix.
+        scored = (block + 1) * (3 * FLOAT_BYTES + value_bytes)
+        if value_bytes == FLOAT_BYTES:
+            scored = value_bytes * (3 * block + block // 2 + 4)
+        attending += Moment(
+            value_bytes * (hidden + block + 1) + num_heads * scored, per_sequence=value_bytes * block * hidden
+        )
+    yield attending
     if value_bytes < FLOAT_BYTES:
-        in_norm = (states - 1) * value_bytes + NORM_STATES * FLOAT_BYTES
-        yield Moment(kept + in_norm * shape.hidden_size, masks.per_pair, masks.per_longest_pair)
+        yield kept + Moment(((states - 1) * value_bytes + NORM_STATES * FLOAT_BYTES) * hidden)
 
 
 def _find_last_moment(shape: ModelShape, value_bytes: int, share: Portion, results: Moment) -> Moment:
     """Return the moment behind the layers: the last states as they are and in fp32, and the results."""
-    if not share.is_last:
+    if not share.answers:
         return Moment(TOKEN_BYTES)
-    pooled = (value_bytes + 2 * FLOAT_BYTES) * shape.hidden_size + results.per_token
-    return Moment(TOKEN_BYTES + pooled, per_sequence=results.per_sequence, fixed=results.fixed)
+    if shape.weighs_words:
+        words = _find_vocabulary(shape)[0]
+        results += Moment(capped_per_token=value_bytes * words, cap=value_bytes * WORD_LOGITS)
+    return results + Moment(TOKEN_BYTES + (value_bytes + 2 * FLOAT_BYTES) * shape.hidden_size)
 
 
-def _count_masks(shape: ModelShape, attention: str, value_bytes: int, ranks: int) -> tuple[Moment, Moment]:
-    """Return the bytes of the masks, which all layers use, and of the scores of one layer (worker.model.masks).
+def _find_vocabulary(shape: ModelShape) -> tuple[int, ...]:
+    """Return the shape [words, width] of the largest table of embeddings."""
+    return max((each.shape for each in shape.tensors if each.is_embedding), default=(0, 0))
+
+
+def _count_scores(
+    shape: ModelShape, family: Family, attention: str, value_bytes: int, num_heads: int
+) -> tuple[Moment, Moment]:
+    """Return the bytes of masks and scores that are kept until the end of a layer, and those of its attention alone.
 
     A fused kernel stores no scores, but makes numbers of a mask that has a value for each pair. Models that look
     back need no mask for padding, which is behind; those that look both ways need one value a token. A window needs a
-    value for each pair, of every sequence if padding is hidden too.
+    value for each pair, of every sequence if padding is hidden too (worker.model.masks).
     """
-    if shape.is_extractor:
-        return Moment(0, EXTRACTOR_MASK_BYTES), Moment(0)
-    if shape.num_relative_positions:  # no fused kernel supports such scores
-        scored = RELATIVE_SCORES * value_bytes + RELATIVE_PLACE_BYTES
-        return Moment(0, RELATIVE_MASK_BYTES), Moment(0, shape.num_heads * scored)
     if attention.startswith("packed"):
-        return Moment(0), Moment(0)
-    if attention.startswith("openvino"):
-        return Moment(0, OPENVINO_MASK_BYTES), Moment(0)
-    family = find_family(shape.model_type)
-    if "eager" in attention or family.is_eager:
-        heads = -(-shape.num_heads // ranks)
-        scored = (family.num_scores - 1) * value_bytes
-        if (
-            family.is_causal and value_bytes < FLOAT_BYTES
-        ):  # a decoder's softmax is in fp32: its input and result
-            scored = 2 * FLOAT_BYTES
-        # A layer keeps the scores until its end.
-        return Moment(0, value_bytes * (1 + shape.has_window + heads)), Moment(0, heads * scored)
+        return NOTHING, NOTHING
+    if attention.startswith("openvino") and not shape.num_relative_positions:
+        return Moment(per_pair=OPENVINO_MASK_BYTES), NOTHING
+    found = family.scores or (ScoreMatrices() if "eager" in attention else None)
+    if found is not None:
+        matrix = num_heads * value_bytes
+        mask = value_bytes * (1 + shape.has_window) if found.mask_bytes is None else found.mask_bytes
+        once = found.num_shared * matrix + found.distance_bytes
+        num_more = found.num_matrices - found.num_kept + found.num_in_half * (value_bytes < FLOAT_BYTES)
+        scored = num_more * matrix + num_heads * found.index_bytes
+        if family.is_causal and value_bytes < FLOAT_BYTES:  # the input of a decoder's softmax, and its result
+            scored = 2 * FLOAT_BYTES * num_heads
+        positions = 0 if shape.is_extractor else value_bytes * _count_positions(shape)
+        copied = Moment(fixed=positions)
+        if found.copies_positions:
+            copied = Moment(matrix * shape.num_relative_positions, per_sequence=positions)
+        return Moment(0, mask + found.num_kept * matrix, once), copied + Moment(per_pair=scored)
     if not shape.has_window:
-        return Moment(0), Moment(0)
+        return NOTHING, NOTHING
     if shape.sees_later:
-        return Moment(0, 1), Moment(0, value_bytes)
-    return Moment(0, 0, 1), Moment(0, 0, value_bytes)
-
-
-def _count_bias(shape: ModelShape, value_bytes: int, kind: str, memory_bytes: int) -> dict[str, int]:
-    """Return the bytes of an extractor's attention bias. No intermediate values are alive at that moment."""
-    spare = 2 * shape.intermediate_size - 3 * shape.num_heads * shape.head_size
-    return {
-        "bias_bytes": find_bias_bytes(kind, memory_bytes),
-        "bias_bytes_per_pair": BIAS_MATRICES * shape.num_heads * value_bytes,
-        "spare_bytes_per_token": max(0, spare) * value_bytes,
-    }
+        return Moment(per_pair=1), Moment(per_pair=value_bytes)
+    return Moment(per_longest_pair=1), Moment(per_longest_pair=value_bytes)
 
 
 def _tensor_bytes(tensor: TensorSize, precision: str, value_bytes: int) -> int:

@@ -159,11 +159,11 @@ class ReplicaBuilder:
             hidden_bytes_per_token=shape.hidden_size * value_bytes,
             layer_weight_bytes=max(self.weights.layer_bytes, default=0),
         )
-        self.foresee = cache(self._foresee)
+        self.predict = cache(self._predict)
         self._find_longest_text = cache(self._bisect_texts)
         self._split_layers = cache(self._share_out_layers)
 
-    def _foresee(self, share: Portion, kind: str, memory_bytes: int) -> Footprint:
+    def _predict(self, share: Portion, kind: str, memory_bytes: int) -> Footprint:
         """Return the memory needs of a share of the model on a device of this kind and memory."""
         return make_footprint(
             self._shape,
@@ -178,7 +178,7 @@ class ReplicaBuilder:
 
     def count_full_bytes(self, room: DeviceCapacity) -> int:
         """Return the memory of an unshared replica with a full batch."""
-        footprint = self.foresee(Portion(), room.kind, room.memory_bytes)
+        footprint = self.predict(Portion(), room.kind, room.memory_bytes)
         rows = self._count_full_rows(self.max_tokens)
         return footprint.weight_bytes + footprint.predict_batch_bytes(rows, self.max_tokens)
 
@@ -252,7 +252,7 @@ class ReplicaBuilder:
         """Return a replica whose stages have so many layers, of which some are in main memory."""
         shares = list_shares(strategy, counts, len(rooms), num_offloaded)
         needs = [
-            self.foresee(share, room.kind, room.memory_bytes)
+            self.predict(share, room.kind, room.memory_bytes)
             for share, room in zip(shares, rooms, strict=True)
         ]
         host_bytes = num_offloaded * self.cost.layer_weight_bytes
@@ -309,9 +309,9 @@ class ReplicaBuilder:
         """
         num_layers, layer_bytes = self._shape.num_layers, self.cost.layer_weight_bytes
         # What a batch takes does not depend on the number of layers, but of models that keep the results of all.
-        middle = Portion(PIPELINE, len(rooms), num_layers, is_first=False, is_last=False)
+        middle = Portion(PIPELINE, len(rooms), num_layers, is_first=False, answers=False)
         batch_bytes = [
-            self.foresee(middle, room.kind, room.memory_bytes).predict_batch_bytes(1, max_tokens)
+            self.predict(middle, room.kind, room.memory_bytes).predict_batch_bytes(1, max_tokens)
             for room in rooms
         ]
         left = [

@@ -111,7 +111,7 @@ def test_a_pipeline_gives_them_too_and_a_rank_that_is_killed_ends_its_replica_wh
 
 
 @pytest.mark.parametrize(
-    ("longest_text_tokens", "most_restarts"), [(0, 3), (MOST_TOKENS, 0)], ids=["unforeseen", "foreseen"]
+    ("longest_text_tokens", "most_restarts"), [(0, 3), (MOST_TOKENS, 0)], ids=["not predicted", "predicted"]
 )
 def test_texts_that_fit_on_no_rank_take_one_load_each_at_most_and_the_others_are_encoded(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, longest_text_tokens: int, most_restarts: int

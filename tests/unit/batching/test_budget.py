@@ -13,7 +13,7 @@ from worker.batching.budget import (
     LENGTH_CLASSES,
     LONG_BATCH_SECONDS,
     LONGEST_BATCH_SECONDS,
-    UNFORESEEN,
+    UNPREDICTED,
     BudgetRules,
     TokenBudget,
     describe_length_class,
@@ -154,7 +154,7 @@ def test_out_of_memory_halves_the_budget_and_it_grows_back_a_step_at_a_time() ->
     assert set(sizes[:126]) == {1536}, "after a relapse it waits twice as long"
 
 
-def test_what_is_not_foreseen_grows_up_to_the_low_watermark_and_everything_shrinks_above_the_high_one() -> (
+def test_what_is_not_predicted_grows_up_to_the_low_watermark_and_everything_shrinks_above_the_high_one() -> (
     None
 ):
     budget = make_budget()
@@ -195,7 +195,7 @@ RUNS = st.tuples(st.just("encoded"), st.integers(1, 300))
     history=st.lists(EXHAUSTIONS | REPORTS | RUNS, max_size=10),
     is_tuned=st.booleans(),
     used_percent=st.integers(0, 80),
-    bound=st.sampled_from([UNFORESEEN, 1 << 12]),
+    bound=st.sampled_from([UNPREDICTED, 1 << 12]),
     length=st.sampled_from([4, 200, 2000]),
 )
 def test_whatever_a_budget_went_through_good_batches_give_it_back_while_memory_is_below_the_high_watermark(
@@ -232,8 +232,8 @@ def test_whatever_a_budget_went_through_good_batches_give_it_back_while_memory_i
     ("used_share", "bound", "size"),
     [
         (0.6, 20_000, 16_384),  # a 7B model in bf16 on 24 GiB: the bound tells what the rest holds
-        (0.6, UNFORESEEN, 2048),
-        (0.5, UNFORESEEN, 1 << 17),
+        (0.6, UNPREDICTED, 2048),
+        (0.5, UNPREDICTED, 1 << 17),
         (0.85, 20_000, 1024),  # above the high watermark
     ],
 )

@@ -44,20 +44,20 @@ def test_compression_compresses_matrices_and_the_vocabulary_and_restores_one_mat
 def test_ranks_hold_their_part_of_the_weights_and_gather_three_layers_where_each_is_cut() -> None:
     layers, embeddings = 6 * NUM_LAYER_VALUES * 4, NUM_EMBEDDING_VALUES * 4
 
-    def foresee(share: Portion, kind: str = "cpu") -> Footprint:
+    def predict(share: Portion, kind: str = "cpu") -> Footprint:
         return make_footprint(SHAPE, "fp32", "packed", share=share, kind=kind)
 
-    assert foresee(Portion(PIPELINE, 3, 2, is_last=False)).weight_bytes == embeddings + layers // 3
-    assert foresee(Portion(PIPELINE, 3, 2, is_first=False, is_last=False)).weight_bytes == layers // 3
+    assert predict(Portion(PIPELINE, 3, 2, answers=False)).weight_bytes == embeddings + layers // 3
+    assert predict(Portion(PIPELINE, 3, 2, is_first=False, answers=False)).weight_bytes == layers // 3
     vectors = 6 * 4 * (1536 + 9 * 384)  # biases and norms, which are left whole
-    assert foresee(Portion(TENSOR, 2)).weight_bytes == embeddings + vectors + (layers - vectors) // 2
-    sharded = foresee(Portion(FULLY_SHARDED, 4))
+    assert predict(Portion(TENSOR, 2)).weight_bytes == embeddings + vectors + (layers - vectors) // 2
+    sharded = predict(Portion(FULLY_SHARDED, 4))
     assert sharded.weight_bytes == (embeddings + layers) // 4
     assert {moment.fixed for moment in sharded.moments} == {0, 2 * embeddings, 3 * layers // 6}
     # A stage in the middle talks to two neighbours, by a communicator each; gloo takes no memory of a device.
-    middle = Portion(PIPELINE, 3, 2, is_first=False, is_last=False)
-    for share, count in ((middle, 2), (Portion(PIPELINE, 3, 2, is_last=False), 1), (Portion(TENSOR, 2), 1)):
-        more = foresee(share, CUDA).fixed_bytes - foresee(share).fixed_bytes
+    middle = Portion(PIPELINE, 3, 2, is_first=False, answers=False)
+    for share, count in ((middle, 2), (Portion(PIPELINE, 3, 2, answers=False), 1), (Portion(TENSOR, 2), 1)):
+        more = predict(share, CUDA).fixed_bytes - predict(share).fixed_bytes
         assert more == count * COMMUNICATOR_BYTES
 
 
@@ -83,13 +83,13 @@ def test_only_kernels_that_hold_scores_or_masks_pay_for_squared_lengths(
 
 
 amounts = st.integers(0, 5000)
-moments = st.builds(Moment, st.integers(1, 5000), amounts, amounts, amounts, amounts)
+moments = st.builds(Moment, st.integers(1, 5000), *[amounts] * 7)
 footprints = st.builds(
     Footprint,
     st.just(0),
     st.lists(moments, min_size=1, max_size=3).map(tuple),
-    bytes_per_sequence=amounts,
     fixed_bytes=amounts,
+    block_tokens=st.integers(1, 100),
 )
 
 

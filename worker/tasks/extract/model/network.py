@@ -24,7 +24,7 @@ from vectormill.domain.schema import MAX_WINDOW_TOKENS
 from vectormill.models.tensor_headers import read_header
 from vectormill.models.weights import find_weights
 from worker.model.weights import open_weights
-from worker.placement.footprint import BIAS_BYTES, BIAS_MATRICES
+from worker.placement.footprint import BIAS_BYTES, BIAS_PAIR_BYTES
 from worker.tasks.extract.model.config import DebertaConfig, read_config, tabulate_distances
 
 ACTIVATIONS: Final[Mapping[str, Any]] = {
@@ -115,9 +115,7 @@ class SelfAttention(nn.Module):
         projections = (self.query_proj, self.key_proj, self.value_proj)
         query, key, value = (self._split(proj(states)) for proj in projections)
         num_sequences, length = states.shape[:2]
-        # Three matrices per head are alive: the bias, what is added to it, and the matrix of twice the width
-        # that both are gathered from.
-        bytes_a_head = BIAS_MATRICES * num_sequences * length * length * states.element_size()
+        bytes_a_head = BIAS_PAIR_BYTES[states.element_size()] * num_sequences * length * length
         at_once = max(1, min(self.num_heads, self.bias_bytes // bytes_a_head))
         parts = []
         for first in range(0, self.num_heads, at_once):
@@ -136,12 +134,13 @@ class SelfAttention(nn.Module):
         shape = (query.shape[1], -1, -1, -1)
         bias: Tensor | None = None
         if self.position_keys is not None:
-            scores = _score_positions(query, self.position_keys[heads, columns])
-            bias = scores.gather(-1, index[None].expand(shape))
+            picked = index[None].expand(shape)
+            bias = _score_positions(query, self.position_keys[heads, columns]).gather(-1, picked)
         if self.position_queries is not None:
-            scores = _score_positions(key, self.position_queries[heads, columns])
             # Row j of the gathered matrix belongs to key j, so the index is transposed, and so is the result.
-            found = scores.gather(-1, index.transpose(-1, -2)[None].expand(shape)).transpose(-1, -2)
+            picked = index.transpose(-1, -2)[None].expand(shape)
+            found = _score_positions(key, self.position_queries[heads, columns]).gather(-1, picked)
+            found = found.transpose(-1, -2)
             bias = found if bias is None else bias.add_(found)
         if bias is None:
             return query.new_zeros(*query.shape[:3], query.shape[2])
