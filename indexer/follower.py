@@ -196,8 +196,8 @@ def _submit(
     # The job is deleted when it has ended, as is that of a put, because there may be one per second.
     new_job = NewJob(
         spec,
-        collection,
-        INTERACTIVE_PRIORITY,
+        collection=collection,
+        priority=INTERACTIVE_PRIORITY,
         metadata={"changes_of": collection},
         lifetime_seconds=float("inf"),
     )

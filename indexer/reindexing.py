@@ -410,9 +410,9 @@ def submit(context: RunContext, progress: ClaimProgress) -> UUID | None:
             open_fill(connection, target.generation, job_id)
     new_job = NewJob(
         target.spec,
-        run.collection,
-        int(run.options.get("priority", DEFAULT_PRIORITY)),
-        {"run": str(run.id)},
+        collection=run.collection,
+        priority=int(run.options.get("priority", DEFAULT_PRIORITY)),
+        metadata={"run": str(run.id)},
         id=job_id,
         seq=run.seq,
         generation_id=target.generation.id,

@@ -86,7 +86,7 @@ class Rebuild:
                 text(f"INSERT INTO {seen} SELECT unnest(CAST(:keys AS text[]))"),
                 {"keys": [item.key for item in items]},
             )
-        new_job = NewJob(spec, "docs", seq=self.run.seq, generation_id=self.generation.id)
+        new_job = NewJob(spec, collection="docs", seq=self.run.seq, generation_id=self.generation.id)
         with JobWriter(engine, new_job, Settings(chunk_max_items=4)) as writer:
             for item in items:
                 writer.add(item)

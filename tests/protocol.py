@@ -51,7 +51,9 @@ def submit(
     idempotency_key: str | None = None,
     output_url: str | None = None,
 ) -> Job:
-    new_job = NewJob(spec, collection, priority, None, idempotency_key, output_url=output_url)
+    new_job = NewJob(
+        spec, collection=collection, priority=priority, idempotency_key=idempotency_key, to=output_url
+    )
     with JobWriter(engine, new_job, Settings(chunk_max_items=chunk_max_items)) as writer:
         for item in items:
             writer.add(item)

@@ -476,7 +476,7 @@ class Inputs:
             lines = "".join(f'{{"id": "{number} {row}", "text": "a text"}}\n' for row in range(5))
             write_object(f"{folder}/{number}.jsonl", lines.encode(), ANYWHERE)
         wanted = InputBody([f"{folder}/*.jsonl"], key="id", unique=True)
-        new_job = NewJob(SPEC, "docs", output_url=None)
+        new_job = NewJob(SPEC, collection="docs", to=None)
         with JobWriter(engine, new_job, self._settings) as writer:
             add_objects(writer, wanted, SPEC, self._settings)
             ask(engine, writer._write_part)

@@ -28,6 +28,7 @@ from vectormill.domain.errors import UnknownModel as UnknownModel
 from vectormill.domain.errors import VectormillError as VectormillError
 from vectormill.extras import MissingLibrary as MissingLibrary
 from vectormill.files.ndjson import ItemJson as ItemJson
+from vectormill.jobs.job import JobArguments as JobArguments
 from vectormill.jobs.operations import ItemErrorBody as ItemErrorBody
 from vectormill.jobs.operations import JobBody as JobBody
 from vectormill.jobs.operations import QuoteBody as QuoteBody

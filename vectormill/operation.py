@@ -15,7 +15,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from vectormill.domain.encoding import EncodingOptions, list_options
+from vectormill.domain.options import Option, list_options
 from vectormill.moments import format_moment
 
 Answer = TypeVar("Answer")
@@ -110,23 +110,29 @@ def to_json_value(value: object) -> object:
     return str(value) if isinstance(value, UUID) else value
 
 
-def struct_of(options: type[EncodingOptions]) -> Any:
-    """Return a msgspec struct with one optional field for each encoding option.
+def struct_of(options: type[Any], *bases: type[msgspec.Struct]) -> Any:
+    """Return a msgspec struct with a field for each option, behind those of its bases, all with their defaults.
 
-    None, the default, means that the option was not given.
+    A default of None means that the option was not given.
     """
-    fields = [
-        (
-            option.name,
-            Annotated[
-                (Literal[option.help.choices] if option.help.choices else option.kind) | None,
-                msgspec.Meta(
-                    description=option.help.description,
-                    extra_json_schema=None if option.help.least is None else {"minimum": option.help.least},
-                ),
-            ],
-            None,
-        )
-        for option in list_options(options)
+    fields = [(option.name, annotate(option), option.default) for option in list_options(options)]
+    return msgspec.defstruct(
+        options.__name__, fields, bases=bases, forbid_unknown_fields=True, omit_defaults=True
+    )
+
+
+def annotate(option: Option) -> Any:
+    """Return the type of an option as msgspec reads and describes it."""
+    told = option.help
+    kind = Literal[told.choices] if told.choices else option.kind
+    is_bounded = told.most is not None
+    return Annotated[
+        kind | None if option.default is None else kind,
+        Meta(
+            ge=told.least if is_bounded else None,
+            le=told.most,
+            description=told.description,
+            examples=None if told.example is None else [told.example],
+            extra_json_schema=None if told.least is None or is_bounded else {"minimum": told.least},
+        ),
     ]
-    return msgspec.defstruct(options.__name__, fields, forbid_unknown_fields=True, omit_defaults=True)

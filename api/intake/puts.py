@@ -145,7 +145,9 @@ class Puts:
     def _submit_once(self, collection: str, items: Sequence[Item]) -> UUID:
         with self._engine.connect() as connection:
             spec = find_generation(connection, collection).spec
-        new_job = NewJob(spec, collection, INTERACTIVE_PRIORITY, lifetime_seconds=math.inf)
+        new_job = NewJob(
+            spec, collection=collection, priority=INTERACTIVE_PRIORITY, lifetime_seconds=math.inf
+        )
         intake = Intake(self._settings)
         intake.take_items(len(items))
         with JobWriter(self._engine, new_job, self._settings, admit=intake.admit) as writer:

@@ -39,9 +39,10 @@ from vectormill.collections.collection import check_collection_name
 from vectormill.collections.index_plan import is_storable
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import DiskFull, InvalidOption
+from vectormill.domain.options import read_options
 from vectormill.files.roots import Roots
 from vectormill.jobs.item import Item, Items
-from vectormill.jobs.job import Job, NewJob
+from vectormill.jobs.job import Job, JobOptions, NewJob
 from vectormill.jobs.operations import (
     InputBody,
     ItemBody,
@@ -63,6 +64,7 @@ from vectormill.objects.submission import add_objects, find_inputs, refuse_unfit
 from vectormill.quotes.objects import WHOLE_BYTES, sample_objects, sample_whole
 from vectormill.quotes.trial import JobTrial
 from vectormill.settings import Settings
+from vectormill.sources.operations import QuoteRequest
 from vectormill.sources.pushes import PushWriter
 
 # A call in a thread costs 0.1 ms; this many bytes of NDJSON make it worthwhile with some milliseconds of work.
@@ -119,11 +121,7 @@ async def receive_document(
                 raise InvalidOption("A job needs either `items` or `input`.")
             intake = Intake(resources.settings)
             new_job = make_job(
-                document,
-                document.options,
-                document.metadata,
-                resources=resources,
-                idempotency_key=idempotency_key,
+                document, document.options, document.metadata, resources, idempotency_key=idempotency_key
             )
             if document.input is not None:
                 if document.dry_run:
@@ -329,8 +327,7 @@ def make_one_by_one(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pai
 
 
 def make_streamed_job(query: SubmissionQuery, resources: Resources, idempotency_key: str | None) -> NewJob:
-    metadata = decode_metadata(query)
-    return make_job(query, query, metadata, resources=resources, idempotency_key=idempotency_key)
+    return make_job(query, query, decode_metadata(query), resources, idempotency_key=idempotency_key)
 
 
 def decode_metadata(query: SubmissionQuery) -> dict[str, Any] | None:
@@ -353,11 +350,11 @@ def override(request: JobRequest, query: SubmissionQuery, names: Iterable[str]) 
 
 
 def make_job(
-    request: JobRequest | SubmissionQuery,
+    request: JobRequest | SubmissionQuery | QuoteRequest,
     options: OptionsBody,
     metadata: dict[str, Any] | None,
-    *,
     resources: Resources,
+    *,
     idempotency_key: str | None,
 ) -> NewJob:
     """Make the NewJob of a request, checked against its model. Raise UnknownModel and InvalidOption."""
@@ -369,26 +366,18 @@ def make_job(
         except UnreadableItem as error:
             raise InvalidOption(f"The job cannot be stored: {error.reason}.") from error
     spec = make_wanted_spec(request.model, options, resources)
-    output_url = None
+    wanted = read_options(JobOptions, request)
     if request.to is not None:
         if request.collection is not None:
             raise InvalidOption(
                 "The results go either into a collection or to a folder: leave out `collection` or `to`."
             )
         if request.to.startswith(SCHEME):
-            output_url = check_table_url(request.to)
+            wanted["to"] = check_table_url(request.to)
         else:
-            output_url = normalize(request.to)
-            refuse_outside(output_url, Roots.of(resources.settings, "output_root"))
-    return NewJob(
-        spec=spec,
-        collection=request.collection,
-        priority=request.priority,
-        metadata=metadata,
-        idempotency_key=idempotency_key,
-        output_url=output_url,
-        wait_for_worker=request.wait_for_worker,
-    )
+            wanted["to"] = normalize(request.to)
+            refuse_outside(wanted["to"], Roots.of(resources.settings, "output_root"))
+    return NewJob(spec, metadata=metadata, idempotency_key=idempotency_key, **wanted)
 
 
 def make_wanted_spec(model: str, options: OptionsBody, resources: Resources) -> EncodingSpec:

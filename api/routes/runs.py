@@ -95,7 +95,7 @@ def quote_reindex(resources: Resources, name: str, body: RunRequest) -> QuoteBod
         spec = choose_spec(connection, resources, name, body) or live.spec
         refuse_without_texts(connection, name)
         source = find_source_of_run(connection, live.collection_id) or Source(OWN_TEXTS, {})
-    job = NewJob(spec, name, priority=body.options.priority)
+    job = NewJob(spec, collection=name, priority=body.options.priority)
     return quote_source(resources, source, job, skips_kept=True)
 
 

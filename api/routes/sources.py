@@ -15,7 +15,7 @@ from api.intake.idempotency import IdempotencyKey
 from api.intake.intake import Intake
 from api.intake.requests import UnreadableItem
 from api.intake.requests import encode_metadata as check_values
-from api.intake.submissions import NDJSON_TYPES, LineStore, make_inflater, make_wanted_spec, read_blocks
+from api.intake.submissions import NDJSON_TYPES, LineStore, make_inflater, make_job, read_blocks
 from api.problems import refuse
 from api.serving import serve
 from vectormill.collections.collections import find_generation
@@ -222,8 +222,7 @@ quote_router = APIRouter(tags=["quotes"])
 @serve(quote_router, operations.QUOTE)
 async def post_quote(resources: ResourcesDependency, body: QuoteRequest) -> QuoteBody:
     """Read a sample of a source's rows, and return what a job of them would take. Nothing is stored."""
-    spec = make_wanted_spec(body.model, body.encoding, resources)
-    job = NewJob(spec, body.collection, priority=body.priority)
+    job = make_job(body, body.encoding, None, resources, idempotency_key=None)
     with resources.gates.quotes.enter():
         return await run_in_threadpool(quote_source, resources, make_source(body, resources.settings), job)
 

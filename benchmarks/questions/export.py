@@ -96,7 +96,7 @@ def count_rows(path: Path, format: str) -> int:
 def store_job(engine: Engine, spec: EncodingSpec, num_items: int, collection: str | None) -> UUID:
     """Store a finished job with random vectors, by the functions that a worker uses, and return its id."""
     settings = Settings()
-    with JobWriter(engine, NewJob(spec, collection), settings) as writer:
+    with JobWriter(engine, NewJob(spec, collection=collection), settings) as writer:
         for item in list_lines(num_items):
             writer.add(Item(item["key"], item["text"].encode()))
         job = writer.finish()

@@ -182,7 +182,7 @@ class Site:
         found = describe_object(f"file://{self._folder}/sample.parquet", ANYWHERE)
         columns = Columns(key="id")
         limits = ChunkLimits(10_000, 1 << 30, 1 << 20)
-        new_job = NewJob(SPEC, output_url=f"file://{self._folder}/vectors")
+        new_job = NewJob(SPEC, to=f"file://{self._folder}/vectors")
         num_chunks = 0
         with JobWriter(self.engine, new_job, self._settings) as writer:
 

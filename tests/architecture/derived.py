@@ -6,6 +6,7 @@ which a test refuses; the row of a removed entry is removed; and the columns tha
 overwritten.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -24,10 +25,12 @@ from tests.architecture.facts import (
 from tests.architecture.sources import ROOT
 from tests.states import ALL_JOB_STATES, CHUNK_STATES
 from vectormill.collections import collection
-from vectormill.domain.encoding import EncodingOptions, RequestedOptions, list_options
+from vectormill.domain.encoding import EncodingOptions, RequestedOptions
+from vectormill.domain.options import list_options
 from vectormill.domain.task import EMBED, EXTRACT, JUDGE
 from vectormill.files.formats import INPUT_FORMATS, OUTPUT_FORMATS, describe_inputs
 from vectormill.jobs.item import ITEM_ERROR_CODES
+from vectormill.jobs.job import RequestedJob
 from vectormill.jobs.transitions import TRANSITIONS
 from vectormill.keys.api_key import ADMIN, READ, SCOPES
 from vectormill.models.embedders import (
@@ -139,10 +142,26 @@ def forbid(*more: str) -> str:
     return f"forbidden_modules = [{join_strings([*SERVING_LIBRARIES, *more])}]\n"
 
 
-def make_options() -> str:
-    options = list_options(RequestedOptions)
-    rows = [(f"`{option.name}`", option.help.default, option.help.description) for option in options]
+def make_options(options: type[object]) -> str:
+    rows = [
+        (
+            f"`{option.name}`",
+            option.help.default if option.default is None else f"`{describe_value(option.default)}`",
+            option.help.description,
+        )
+        for option in list_options(options)
+    ]
     return table([("option", "default", "meaning"), *rows])
+
+
+def describe_value(value: object) -> str:
+    """Return a value as JSON has it, but a text without its quotes."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def make_arguments(options: type[object]) -> str:
+    """Return the fields of a TypedDict of these options."""
+    return "".join(f"    {option.name}: {option.kind.__name__} | None\n" for option in list_options(options))
 
 
 def make_scopes() -> str:
@@ -384,7 +403,8 @@ def make_chart() -> str:
 DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
     ("docs/COMPARISON.md", fill("speed", make_speed())),
     ("docs/pictures/speed.svg", lambda _: make_chart()),
-    ("docs/CONFIGURATION.md", fill("options", make_options())),
+    ("docs/CONFIGURATION.md", fill("job options", make_options(RequestedJob))),
+    ("docs/CONFIGURATION.md", fill("options", make_options(RequestedOptions))),
     ("docs/CONFIGURATION.md", fill("backends", make_backends())),
     ("docs/CONFIGURATION.md", fill("poolings", quote(POOLING_NAMES))),
     ("docs/CONFIGURATION.md", fill("templates", quote(row.name for row in RERANKERS))),
@@ -438,16 +458,8 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
     ("docs/STATES.md", fill("transitions", make_transitions())),
     ("pyproject.toml", fill("model libraries", forbid())),
     ("pyproject.toml", fill("model libraries and safetensors", forbid("safetensors"))),
-    (
-        "vectormill/domain/encoding.py",
-        fill(
-            "options",
-            "".join(
-                f"    {option.name}: {option.kind.__name__} | None\n"
-                for option in list_options(EncodingOptions)
-            ),
-        ),
-    ),
+    ("vectormill/domain/encoding.py", fill("options", make_arguments(EncodingOptions))),
+    ("vectormill/jobs/job.py", fill("options", make_arguments(RequestedJob))),
     (
         "vectormill/files/formats.py",
         fill(

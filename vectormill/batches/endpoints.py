@@ -13,8 +13,9 @@ import msgspec
 from msgspec import Meta
 
 from vectormill.collections.index_plan import is_storable
-from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec, list_options
+from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidOption
+from vectormill.domain.options import list_options
 from vectormill.domain.task import EMBED, JUDGE, write_token_ids
 from vectormill.models.registry import DEFAULT_MODEL, Registry, make_spec
 from vectormill.models.suggestions import find_need

@@ -19,8 +19,9 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from vectormill.cli.printing import View, print_answer
-from vectormill.domain.encoding import EncodingOptions, Option, list_options
+from vectormill.domain.options import Option, list_options
 from vectormill.files.formats import INPUT_HELP, OUTPUT_HELP, describe_outputs
+from vectormill.jobs.job import RequestedJob
 
 ROWS_HELP: Final = f"{describe_outputs(of_rows=True)}; or - for stdout."
 # The type of an option that takes several names: it is repeated, or its value separates them by commas. Patterns and
@@ -83,10 +84,14 @@ ARGUMENTS: Final = dict(
     webhook (ID): The webhook's id, as shown by `webhooks list`.
     """)
 )
-OPTIONS: Final = dict(
+OPTIONS: Final = {
+    option.name: ParameterHelp(
+        option.help.text, option.help.metavar, least=option.help.least, most=option.help.most
+    )
+    for option in list_options(RequestedJob)
+} | dict(
     read_entries(f"""
     api_url (URL): The API to use. By default VECTORMILL_API_URL, or the stack on the data directory.
-    collection (NAME): Keep the results under this name, for search and SQL.
     data_dir (DIR): The embedded stack's directory. By default VECTORMILL_DATA_DIR, or ~/.vectormill.
     errors (FILE): Write every failed item here, as NDJSON.
     format: By default, the extension of OUT.
@@ -96,10 +101,8 @@ OPTIONS: Final = dict(
     language (NAME): The language of full-text search, such as german; simple by default.
     limit (N, from 1): Show at most N, newest first.
     metadata (JSON): A JSON object to keep with the job.
-    model (NAME): A registered model; see `vectormill models`.
     out (-o, OUT): {OUTPUT_HELP}
     pair_field (FIELD): The field with the second text of a pair.
-    priority (N, 0 to 9): 0 is the most urgent, 9 the least.
     strict: Fail on input that is not UTF-8, instead of failing only that item.
     text_field (FIELD): The field with the text.
     text_pair (COLUMN): The column with the second text of a pair.
@@ -118,9 +121,10 @@ def command(
     """Return a decorator that adds a function to `app` as a command and returns the function unchanged.
 
     A parameter `client` receives a client of the API that the command's options name. A parameter of a dataclass
-    becomes an option for each field, one of EncodingOptions a flag for each encoding option. With a `view` the command
-    has `--json`: the returned value is printed as JSON, or else by the view. A returned string is printed on stderr.
-    With `is_default` the group `app` runs the command, which has options alone, if no other is named.
+    becomes an option for each field; those that are declared as options (`vectormill/domain/options.py`) bring their
+    help. With a `view` the command has `--json`: the returned value is printed as JSON, or else by the view. A returned
+    string is printed on stderr. With `is_default` the group `app` runs the command, which has options alone, if no
+    other is named.
     """
     said = [f"{'Examples' if len(examples) > 1 else 'Example'}: " + "\n\n".join(examples)] if examples else []
     epilog = "\n\n".join(said + ([note] if note else []))
@@ -192,8 +196,8 @@ JSON: Final = _optional("json", bool, False)
 
 def expand(group: type[Any], told: dict[str, ParameterHelp]) -> list[inspect.Parameter]:
     """Return the parameters that Typer expects for the fields of a dataclass."""
-    if issubclass(group, EncodingOptions):
-        return [make_flag(option) for option in list_options(group)]
+    if options := list_options(group):
+        return [make_flag(option, told.get(option.name, ParameterHelp()).help) for option in options]
     own = inspect.signature(group).parameters.values()
     return [make_parameter(_optional(each.name, each.annotation, each.default), told) for each in own]
 
@@ -230,17 +234,21 @@ def split_names(given: list[str] | None) -> list[str] | None:
     return [name for each in given for name in map(str.strip, each.split(",")) if name] if given else None
 
 
-def make_flag(option: Option) -> inspect.Parameter:
-    """Return the parameter that Typer expects for an encoding option: `--long-texts <truncate|fail>`."""
-    told = option.help
+def make_flag(option: Option, help: str | None) -> inspect.Parameter:
+    """Return the parameter that Typer expects for a declared option, such as `--long-texts <truncate|fail>`.
+
+    `help` is that of the command's docstring, which comes first.
+    """
+    told, default = option.help, option.default
     words = option.name.replace("_", "-")
     kind = Literal[told.choices] if told.choices else option.kind
     flag = typer.Option(
-        f"--{words}/--no-{words}" if option.kind is bool else f"--{words}",
+        f"--{words}/--no-{words}" if kind is bool and default is None else f"--{words}",
         metavar=told.metavar,
-        help=told.text,
+        help=help or told.text,
         min=told.least,
-        show_default=told.unset or False,
+        max=told.most,
+        show_default=told.unset or default not in (None, False),
         hidden=told.is_older_name,
     )
-    return _optional(option.name, Annotated[kind | None, flag], None)
+    return _optional(option.name, Annotated[kind | None if default is None else kind, flag], default)

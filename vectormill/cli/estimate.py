@@ -1,7 +1,6 @@
 """The commands plan, estimate and quote: before anything is started, where models are placed and what a job takes."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -13,7 +12,9 @@ from vectormill.cli.sources import leave_out
 from vectormill.collections.sizing import describe_bytes
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidOption, UnknownModel
+from vectormill.domain.options import find_given
 from vectormill.files.formats import PAIR_FIELD, InputName
+from vectormill.jobs.job import JobOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,8 +148,7 @@ def quote(
     url_env: str | None = None,
     reindex: str | None = None,
     model: str | None = None,
-    collection: str | None = None,
-    priority: int = 5,
+    job: JobOptions,
     options: RequestedOptions,
     key_field: str | None = None,
     text_field: str = "text",
@@ -182,8 +182,8 @@ def quote(
     """
     if sum(each is not None for each in (input, sql, reindex)) != 1:
         raise InvalidOption("Name one of INPUT, --sql and --reindex.")
-    encoding = leave_out(asdict(options))
-    chosen: dict[str, Any] = {"model": model, "collection": collection, "priority": priority, **encoding}
+    encoding = find_given(options)
+    chosen: dict[str, Any] = {"model": model, **find_given(job), **encoding}
     pair = pair_field if options.reads_pairs else None
     columns: dict[str, Any] = {"text": text_field, "key": key_field, "metadata": metadata_field}
     if reindex is not None:

@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,11 +17,12 @@ from vectormill.cli.printing import follow, listing, print_facts, print_json, te
 from vectormill.cli.service import CHOICES, SWITCHES, describe_choice, show_standing
 from vectormill.domain.encoding import RequestedOptions, find_result
 from vectormill.domain.errors import InvalidOption
+from vectormill.domain.options import find_given
 from vectormill.domain.task import VECTOR
 from vectormill.files.formats import PAIR_FIELD, InputName, OutputName
 from vectormill.files.outputs import check_vectors, choose_format, write_vectors
 from vectormill.jobs.bottleneck import WAIT
-from vectormill.jobs.job import CANCELLING
+from vectormill.jobs.job import CANCELLING, JobOptions
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -64,8 +65,7 @@ def submit(
     input: str,
     *,
     model: str | None = None,
-    collection: str | None = None,
-    priority: int = 5,
+    job: JobOptions,
     options: RequestedOptions,
     metadata: str | None = None,
     key_field: str | None = None,
@@ -73,12 +73,10 @@ def submit(
     pair_field: str = PAIR_FIELD,
     strict: bool = False,
     metadata_field: Names | None = None,
-    to: str | None = None,
     format: InputName | None = None,
     unique: bool = False,
     idempotency_key: str | None = None,
     gzip: bool = False,
-    wait_for_worker: bool = False,
 ) -> Job:
     """Submit a file of texts, or objects of a store, as a job and print the job's id.
 
@@ -87,23 +85,17 @@ def submit(
 
     Args:
         metadata_field (NAME): Keep this column of the objects with each result.
-        to (URL): Write the results as Parquet into this empty folder of an object store, or into a table,
-            iceberg://catalog/namespace.table, instead of Postgres.
         format (NAME): jsonl, csv, tsv or parquet. By default, the objects' names decide.
         unique: Refuse objects in which a key occurs twice; the service reads all keys first. In a file of texts
             keys are always compared.
         idempotency_key (KEY): Submitting again with the same key returns the same job.
         gzip: Compress the upload, for slow networks.
-        wait_for_worker: Accept the job even if every live worker of its model has failed to load it.
     """
     shared: dict[str, Any] = {
         "model": model,
-        "collection": collection,
-        "to": to,
-        "priority": priority,
         "idempotency_key": idempotency_key,
-        "wait_for_worker": wait_for_worker,
-        **asdict(options),
+        **find_given(job),
+        **find_given(options),
     }
     if "://" in input:
         if unique:

@@ -16,6 +16,8 @@ import msgspec
 
 from vectormill.addresses import is_loopback_host
 from vectormill.domain.errors import InvalidOption, VectormillError
+from vectormill.domain.options import list_options
+from vectormill.jobs.job import RequestedJob
 from vectormill.problems import ApiError, ApiUnreachable
 from vectormill.settings import read_api_key, read_data_dir
 
@@ -116,6 +118,13 @@ def find_stack_key(url: str) -> str | None:
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
+
+
+def nest(options: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the options of a job as a body has them: those of its encoding are an object of their own, `name`."""
+    known, said = {option.name for option in list_options(RequestedJob)}, given(options)
+    inner = {each: said.pop(each) for each in set(said) - known}
+    return {**said, name: inner}
 
 
 def describe_objects(

@@ -1,17 +1,15 @@
 """EncodingOptions, which a job requests, and EncodingSpec, which they resolve to.
 
-Jobs with the same spec share a vector space. Each option is defined once, together with its help. Requests
-and parameters of the API (`vectormill/encoding_options.py`), flags of commands (`cli/command.py`) and the
-table in docs/CONFIGURATION.md are derived from that. `make_spec` resolves the options for a model.
+Jobs with the same spec share a vector space. `make_spec` resolves the options for a model.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from types import NoneType
-from typing import Annotated, Any, Final, TypedDict, get_args, get_type_hints
+from typing import Annotated, Any, Final, TypedDict
 
+from vectormill.domain.options import Help
 from vectormill.domain.task import ACTIVATIONS, DENSE, EMBED, MULTI_VECTOR, REPRESENTATIONS, SPARSE, TASKS
 
 # The model of a request that names none; it is part of the package.
@@ -42,38 +40,6 @@ VECTOR_TYPES: Final = (FLOAT32, FLOAT16, INT8, BINARY)
 # The numbers by which a model's authors compare its vectors.
 COSINE: Final = "cosine"
 DOT: Final = "dot"  # the inner product, in which the length of a vector counts
-
-
-@dataclass(frozen=True, slots=True)
-class Help:
-    """The help of an option, as shown by commands, the API and the docs.
-
-    Commands show `text`, the API and the docs `text` and `more`, and the docs also `default`. `unset` is the
-    default that the help of a flag shows in brackets. `choices` are all values that are possible with any
-    model. `least` is the smallest useful number, which a model may raise.
-    """
-
-    text: str
-    more: str = ""
-    default: str = "the model's"
-    unset: str | None = None
-    metavar: str | None = None
-    choices: tuple[str, ...] = ()
-    least: int | None = None
-    is_older_name: bool = False
-
-    @property
-    def description(self) -> str:
-        return f"{self.text} {self.more}".rstrip()
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A field of a dataclass of options: its name, its type without None, and its help."""
-
-    name: str
-    kind: type
-    help: Help
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,16 +225,6 @@ class RequestedArguments(OptionArguments, total=False):
     """RequestedOptions as keyword arguments, for editors and type checkers only."""
 
     truncate: bool | None
-
-
-def list_options(options: type[EncodingOptions]) -> tuple[Option, ...]:
-    """List the options in the order of their definition."""
-    found = []
-    for name, hint in get_type_hints(options, include_extras=True).items():
-        union, told = get_args(hint)
-        (kind,) = (member for member in get_args(union) if member is not NoneType)
-        found.append(Option(name, kind, told))
-    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,10 @@ from typing import Annotated, Any, Final, TypedDict
 import msgspec
 from msgspec import Meta, Struct
 
-from vectormill.domain.encoding import DEFAULT_MODEL, RequestedOptions
+from vectormill.domain.encoding import RequestedOptions
+from vectormill.domain.options import read_options
 from vectormill.files.formats import OUTPUT_FORMATS, InputName, OutputName, RowsName
-from vectormill.jobs.job import (
-    DEFAULT_PRIORITY,
-    JOB_STATES,
-    LEAST_URGENT_PRIORITY,
-    MOST_URGENT_PRIORITY,
-    PAUSED,
-    Job,
-)
+from vectormill.jobs.job import JOB_STATES, PAUSED, Job, RequestedJob
 from vectormill.keys.api_key import READ, WRITE
 from vectormill.moments import Moment, format_moment
 from vectormill.operation import (
@@ -32,15 +26,6 @@ from vectormill.operation import (
 from vectormill.rows.columns import Columns
 
 MOST_URLS: Final = 1000
-
-OutputUrl = Annotated[
-    str | None,
-    Meta(
-        description="An empty folder of an object store for the results, instead of Postgres: Parquet parts and a "
-        "`_manifest.json`. Or a table of Iceberg, `iceberg://catalog/namespace.table`, to which they are added.",
-        examples=["s3://bucket/vectors"],
-    ),
-]
 
 
 class InputBody(Struct, forbid_unknown_fields=True):
@@ -93,10 +78,6 @@ class OutputBody(TypedDict):
     error: Annotated[str | None, Meta(description="Why the last try to close or sweep it failed.")]
 
 
-Priority = Annotated[
-    int,
-    Meta(ge=MOST_URGENT_PRIORITY, le=LEAST_URGENT_PRIORITY, description="0 is the most urgent, 9 the least."),
-]
 # Postgres cannot store NUL, nor compare with it.
 Storable = Annotated[str, Meta(pattern=r"^[^\u0000]*$")]
 DryRun = Annotated[
@@ -108,16 +89,6 @@ DryRun = Annotated[
 LINES_EXAMPLE: Final = (
     '{"key": "a", "text": "A text."}\n{"key": "b", "text": "Another.", "metadata": {"p": 2}}\n'
 )
-CollectionName = Annotated[
-    str | None,
-    Meta(description="The collection whose SQL view shows the vectors.", examples=["docs"]),
-]
-
-
-WaitForWorker = Annotated[
-    bool,
-    Meta(description="Accept the job even if every live worker of its model has failed to load it."),
-]
 
 
 class ItemBody(Struct, forbid_unknown_fields=True, gc=False):
@@ -147,37 +118,27 @@ class OptionsBody(struct_of(RequestedOptions)):  # type: ignore[misc]  # of its 
     """Encoding options. Options that are left out default to the model's."""
 
     def requested(self) -> RequestedOptions:
-        return RequestedOptions(**{name: getattr(self, name) for name in OptionsBody.__struct_fields__})
+        return RequestedOptions(**read_options(RequestedOptions, self))
 
 
-class JobRequest(Struct, forbid_unknown_fields=True):
+class JobRequest(struct_of(RequestedJob)):  # type: ignore[misc]  # of its fields
     """A new job, with all its items or with the objects that have them."""
 
     items: list[ItemBody] | msgspec.UnsetType = msgspec.UNSET
     input: InputBody | None = None
-    to: OutputUrl = None
-    model: str = DEFAULT_MODEL
-    collection: CollectionName = None
-    priority: Priority = DEFAULT_PRIORITY
     options: OptionsBody = msgspec.field(default_factory=OptionsBody)
     metadata: dict[str, Any] | None = None
     dry_run: DryRun = False
-    wait_for_worker: WaitForWorker = False
 
 
-class SubmissionQuery(OptionsBody):
+class SubmissionQuery(struct_of(RequestedJob, OptionsBody)):  # type: ignore[misc]  # of its fields
     """Query parameters of an NDJSON stream. With a JSON body, they take precedence over it."""
 
-    model: Annotated[str, Meta(description="A model name from GET /v1/models.")] = DEFAULT_MODEL
-    collection: CollectionName = None
-    to: OutputUrl = None
-    priority: Priority = DEFAULT_PRIORITY
     metadata: Annotated[
         str | None,
-        Meta(description="A JSON object to store with the job.", examples=['{"source":"wiki"}']),
+        Meta(description="A JSON object to keep with the job.", examples=['{"source":"wiki"}']),
     ] = None
     dry_run: DryRun = False
-    wait_for_worker: WaitForWorker = False
 
 
 class JobQuery(PageQuery, kw_only=True):

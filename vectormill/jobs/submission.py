@@ -205,9 +205,7 @@ class JobWriter:
         self._part: list[dict[str, object]] = []
         self._part_share = 0.0  # filled share of the part's capacity
         self._keys = KeyLedger()
-        fixed = [new_job.spec.content(), new_job.collection, new_job.priority, new_job.metadata or {}]
-        fixed += [] if new_job.output_url is None else [new_job.output_url]
-        self._hash = hashlib.blake2b(to_jsonb(fixed).encode(), digest_size=16)
+        self._hash = hashlib.blake2b(to_jsonb(new_job.content()).encode(), digest_size=16)
 
     def __enter__(self) -> Self:
         job = self._new_job
@@ -222,8 +220,8 @@ class JobWriter:
                 self._find_existing(connection, job.idempotency_key)
             if self.existing is None:
                 self._admit(connection)
-        if self.existing is None and job.output_url is not None:
-            self._place = take_place(job.output_url, self._id, job.spec, self._settings)
+        if self.existing is None and job.to is not None:
+            self._place = take_place(job.to, self._id, job.spec, self._settings)
         return self
 
     def _find_existing(self, connection: Connection, key: str) -> None:

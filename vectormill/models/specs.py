@@ -23,9 +23,9 @@ from vectormill.domain.encoding import (
     TRUNCATE,
     EncodingOptions,
     EncodingSpec,
-    list_options,
 )
 from vectormill.domain.errors import InvalidOption
+from vectormill.domain.options import list_options
 from vectormill.domain.schema import parse_schema
 from vectormill.domain.task import DENSE, EMBED, EXTRACT, JUDGE, MULTI_VECTOR, OUTPUTS, SPARSE
 from vectormill.models.model_card import GLINER, ModelCard

@@ -237,7 +237,7 @@ def _queue_job(held: HeldInput) -> None:
             )
         lease.release(connection, FINISH_INPUT, **count())
 
-    new_job = NewJob(spec, held.collection, id=lease.key, is_accepted=True)
+    new_job = NewJob(spec, collection=held.collection, id=lease.key, is_accepted=True)
     writer = JobWriter(
         held.engine,
         new_job,

@@ -10,19 +10,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from vectormill.domain.credentials import hide_in_options
-from vectormill.domain.encoding import DEFAULT_MODEL
-from vectormill.jobs.job import DEFAULT_PRIORITY
-from vectormill.jobs.operations import (
-    LINES_EXAMPLE,
-    CollectionName,
-    ItemBody,
-    OptionsBody,
-    Priority,
-    QuoteBody,
-)
+from vectormill.jobs.job import RequestedJob
+from vectormill.jobs.operations import LINES_EXAMPLE, ItemBody, OptionsBody, QuoteBody
 from vectormill.keys.api_key import READ, SOURCES, WRITE
 from vectormill.moments import Moment
-from vectormill.operation import NO_CONTENT, Identifier, Nothing, Operation, describe, one_of
+from vectormill.operation import NO_CONTENT, Identifier, Nothing, Operation, describe, one_of, struct_of
 from vectormill.sources.source import SOURCE_KINDS, SavedSource
 
 if TYPE_CHECKING:
@@ -199,12 +191,9 @@ PUSH: Final = Operation(
 )  # fmt: skip
 
 
-class QuoteRequest(SourceRequest, forbid_unknown_fields=True):
+class QuoteRequest(struct_of(RequestedJob, SourceRequest)):  # type: ignore[misc]  # of its fields
     """A source of rows, and how they would be encoded."""
 
-    model: str = DEFAULT_MODEL
-    collection: CollectionName = None
-    priority: Priority = DEFAULT_PRIORITY
     encoding: OptionsBody = msgspec.field(default_factory=OptionsBody)
 
 

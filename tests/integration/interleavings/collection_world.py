@@ -160,7 +160,7 @@ class CollectionWorld:
         is_answered = False
         with outage():
             spec = ask(self.engine, find_generation, "docs").spec
-            new_job = NewJob(spec, "docs", id=job_id, lifetime_seconds=lifetime_seconds)
+            new_job = NewJob(spec, collection="docs", id=job_id, lifetime_seconds=lifetime_seconds)
             with JobWriter(self.engine, new_job, SETTINGS) as writer:
                 for item in pack(values):
                     writer.add(item)

@@ -126,7 +126,7 @@ def test_a_job_that_is_sent_again_after_the_upgrade_is_the_one_of_before(engine:
 
 
 def test_a_collection_that_a_former_api_creates_meanwhile_gives_the_job_its_revision(engine: Engine) -> None:
-    with JobWriter(engine, NewJob(NOW, "docs"), Settings(chunk_max_items=4)) as writer:
+    with JobWriter(engine, NewJob(NOW, collection="docs"), Settings(chunk_max_items=4)) as writer:
         for item in ITEMS:
             writer.add(item)
         protocol.submit(engine, make_items(1, "other"), collection="docs", spec=FORMER)

@@ -34,7 +34,7 @@ def test_what_a_client_puts_after_a_run_began_to_read_is_newer_than_the_runs_job
     put = submit(engine, [Item("k0", b"newer")], collection="docs")
     complete(engine, claim_next(engine))
     job_id = uuid4()
-    new_job = NewJob(SPEC, "docs", id=job_id, seq=seq, generation_id=generation.id)
+    new_job = NewJob(SPEC, collection="docs", id=job_id, seq=seq, generation_id=generation.id)
     job = write(engine, new_job, [Item("k0", b"as the source had it"), Item("k1", b"one")])
     assert (job.id, job.seq, job.collection) == (job_id, seq, "docs")
     assert seq < put.seq
@@ -47,7 +47,7 @@ def test_an_upload_that_broke_gives_its_place_in_the_order_of_writers_back(engin
     submit(engine, make_items(1), collection="docs")
     seq = ask(engine, draw_seq)
     generation = ask(engine, find_generation, "docs")
-    new_job = NewJob(SPEC, "docs", id=uuid4(), seq=seq, generation_id=generation.id)
+    new_job = NewJob(SPEC, collection="docs", id=uuid4(), seq=seq, generation_id=generation.id)
     broken = JobWriter(engine, new_job, Settings(chunk_max_items=1))
     with broken:
         for item in make_items(9):
@@ -63,10 +63,10 @@ def test_a_job_of_a_generation_that_is_not_there_or_of_another_space_is_refused(
     submit(engine, make_items(1), collection="docs")
     generation = ask(engine, find_generation, "docs")
     with pytest.raises(Conflict, match="no longer exists"):
-        write(engine, NewJob(SPEC, "docs", generation_id=4711), make_items(1))
+        write(engine, NewJob(SPEC, collection="docs", generation_id=4711), make_items(1))
     other = replace(SPEC, dimensions=16)
     with pytest.raises(SpecMismatch, match="dimensions is 8, not 16"):
-        write(engine, NewJob(other, "docs", generation_id=generation.id), make_items(1))
+        write(engine, NewJob(other, collection="docs", generation_id=generation.id), make_items(1))
 
 
 def test_a_new_collection_is_written_in_its_one_generation(engine: Engine) -> None:

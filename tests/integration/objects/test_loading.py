@@ -158,7 +158,7 @@ def test_of_a_key_that_a_job_has_twice_the_last_row_counts(
 ) -> None:
     place.write("in.jsonl", b"".join(b'{"id": "k%d", "text": "t%d"}\n' % (n % 3, n) for n in range(8)))
     settings = Settings(chunk_max_items=4)
-    with JobWriter(engine, NewJob(SPEC, output_url=f"{place.url}/out"), settings) as writer:
+    with JobWriter(engine, NewJob(SPEC, to=f"{place.url}/out"), settings) as writer:
         add_objects(writer, InputBody([f"{place.url}/in.jsonl"], "text", "id"), SPEC, settings)
         writer.finish()
     finish_all(engine)

@@ -45,7 +45,7 @@ def submit_rows(
 ) -> Job:
     """Submit the rows of an object, in chunks of at most `most`."""
     settings = Settings(chunk_max_items=most)
-    with JobWriter(engine, NewJob(spec, output_url=output_url), settings) as writer:
+    with JobWriter(engine, NewJob(spec, to=output_url), settings) as writer:
         add_objects(writer, InputBody([url], "body", "id"), spec, settings)
         return writer.finish()
 

@@ -183,7 +183,7 @@ class RepairMachine(RuleBasedStateMachine):
         source: Path | None = None,
         output_url: str | None = None,
     ) -> None:
-        new_job = NewJob(SPEC, collection, output_url=output_url)
+        new_job = NewJob(SPEC, collection=collection, to=output_url)
         with JobWriter(self.engine, new_job, self.settings) as writer:
             if source is None:
                 writer.add_all(Items.of(items))

@@ -80,7 +80,9 @@ def begin(
 ) -> tuple[Generation, Job]:
     """Queue the job of a run that fills a new generation beside the live one."""
     building = build(engine, spec)
-    new_job = NewJob(spec, "docs", id=uuid4(), seq=ask(engine, draw_seq), generation_id=building.id)
+    new_job = NewJob(
+        spec, collection="docs", id=uuid4(), seq=ask(engine, draw_seq), generation_id=building.id
+    )
     assert new_job.id is not None
     ask(engine, open_fill, building, new_job.id)
     with JobWriter(engine, new_job, Settings(chunk_max_items=chunk_max_items)) as writer:

@@ -111,7 +111,7 @@ def test_a_job_that_is_at_work_is_waited_for(engine: Engine) -> None:
 def test_an_upload_that_began_before_the_deletion_is_waited_for(engine: Engine) -> None:
     write(engine, make_items(1))
     settings = Settings(chunk_max_items=1)
-    with JobWriter(engine, NewJob(SPEC, "docs"), settings) as writer:
+    with JobWriter(engine, NewJob(SPEC, collection="docs"), settings) as writer:
         for item in secret_items(9):
             writer.add(item)  # eight chunks are a part, which is written
         delete(engine, "k")
@@ -132,7 +132,7 @@ def test_an_upload_to_another_collection_is_not_waited_for(engine: Engine) -> No
     submit(engine, make_items(1), collection="other")
     complete(engine, claim_next(engine))
     write(engine, secret_items())
-    with JobWriter(engine, NewJob(SPEC, "other"), Settings(chunk_max_items=1)) as writer:
+    with JobWriter(engine, NewJob(SPEC, collection="other"), Settings(chunk_max_items=1)) as writer:
         for item in make_items(9):
             writer.add(item)  # eight chunks are a part, which is written
         delete(engine, "k")

@@ -1,6 +1,7 @@
-"""An option of encoding is defined once; a new one is there wherever options are taken."""
+"""An option of a job or of its encoding is declared once; a new one is there wherever options are taken."""
 
-from dataclasses import asdict, dataclass, fields
+import hashlib
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, get_type_hints
 
 import msgspec
@@ -10,18 +11,21 @@ from typer.testing import CliRunner
 
 from api.serving import describe_query
 from vectormill.cli.command import command
+from vectormill.client.requests import nest
 from vectormill.client.sync.sources import RunCalls
+from vectormill.db.parameters import to_jsonb
 from vectormill.domain.encoding import (
     EncodingOptions,
     EncodingSpec,
-    Help,
     OptionArguments,
     RequestedArguments,
     RequestedOptions,
-    list_options,
 )
+from vectormill.domain.options import Help, find_given, list_options, read_options
+from vectormill.jobs.job import JobArguments, JobOptions, NewJob, RequestedJob
 from vectormill.operation import struct_of
 from vectormill.runs.operations import RunArguments, RunOptionsBody
+from vectormill.webhooks.operations import WebhookRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +36,30 @@ class MoreOptions(EncodingOptions):
     rounds: Annotated[int | None, Help("How often.", metavar="N", least=1)] = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoreRequested(RequestedJob):
+    """With options that no release has."""
+
+    urgency: Annotated[int, Help("How loud.", least=1, most=3, example="2")] = 1
+    is_quiet: Annotated[bool, Help("Tell nobody.")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class MoreNewJob(NewJob):
+    """A job with an option that no release has, and with one that repeats need not share."""
+
+    urgency: Annotated[int, Help("How loud.", least=1, most=3)] = 1
+    owner: Annotated[str | None, Help("Who asks.", is_compared=False)] = None
+
+
+SPEC = EncodingSpec("model", "r1", "mean", True, 384, "", 256)
+
+
 def test_the_arguments_that_type_checkers_see_are_the_options() -> None:
     assert get_type_hints(OptionArguments) == get_type_hints(EncodingOptions)
     assert get_type_hints(RequestedArguments) == get_type_hints(RequestedOptions)
+    declared = {option.name: option.kind | None for option in list_options(RequestedJob)}
+    assert get_type_hints(JobArguments) == get_type_hints(RequestedArguments) | declared
 
 
 def test_a_client_starts_a_run_with_whatever_the_api_takes_for_one() -> None:
@@ -104,3 +129,80 @@ def test_a_new_option_is_a_flag_of_commands(arguments: list[str], expected: More
     assert taken == [{"file": "texts.jsonl", "strict": True, **asdict(expected)}]
     assert "How often." in CliRunner().invoke(app, ["--help"]).output
     assert CliRunner().invoke(app, ["texts.jsonl", "--rounding", "sideways"]).exit_code == 2
+
+
+def test_a_new_option_of_a_job_is_read_from_bodies_and_described() -> None:
+    kind = struct_of(MoreRequested, struct_of(EncodingOptions))
+    read = msgspec.json.decode(b'{"urgency": 3, "normalize": true}', type=kind)
+    assert MoreRequested(**read_options(MoreRequested, read)) == MoreRequested(urgency=3)
+    for value, bound in ((0, ">= 1"), (4, "<= 3")):
+        with pytest.raises(msgspec.ValidationError, match=f"`int` {bound} .*urgency"):
+            msgspec.json.decode(b'{"urgency": %d}' % value, type=kind)
+    described = {each["name"]: each for each in describe_query(kind)}
+    assert described["urgency"] == {
+        "name": "urgency",
+        "in": "query",
+        "required": False,
+        "schema": {"type": "integer", "minimum": 1, "maximum": 3, "default": 1, "examples": ["2"]},
+        "description": "How loud.",
+    }
+    assert described["is_quiet"]["schema"] == {"type": "boolean", "default": False}
+
+
+def test_a_new_option_of_a_job_is_a_flag_with_its_default() -> None:
+    taken: list[MoreRequested] = []
+    app = typer.Typer()
+
+    @command(app)
+    def submit(*, job: MoreRequested) -> None:
+        """Submit.
+
+        Args:
+            is_quiet: Whisper.
+        """
+        taken.append(job)
+
+    for arguments in ([], ["--urgency", "2", "--is-quiet", "--to", "s3://bucket/out"]):
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert list(map(find_given, taken)) == [{}, {"urgency": 2, "is_quiet": True, "to": "s3://bucket/out"}]
+    help = CliRunner().invoke(app, ["--help"]).output
+    assert "Whisper." in help
+    assert "[default: 1]" in help
+    assert "--no-is-quiet" not in help
+    assert CliRunner().invoke(app, ["--urgency", "4"]).exit_code == 2
+
+
+def test_a_client_sends_the_options_of_a_job_beside_those_of_its_encoding() -> None:
+    said = {"priority": 0, "to": None, "dimensions": 64, "truncate": False, "wait_for_worker": True}
+    assert nest(said, "options") == {
+        "priority": 0,
+        "wait_for_worker": True,
+        "options": {"dimensions": 64, "truncate": False},
+    }
+
+
+# As the release before options were declared hashed these requests. Their keys must stay valid.
+KEPT_HASHES = [
+    (NewJob(SPEC), "1beed30ce4d4c3b064e0931dbd09737e"),
+    (NewJob(SPEC, wait_for_worker=True), "1beed30ce4d4c3b064e0931dbd09737e"),
+    (NewJob(SPEC, collection="docs", priority=2, metadata={"a": 1}), "c1f91fe4ce29d9906bbe86816a50d7fa"),
+    (NewJob(SPEC, to="s3://bucket/out"), "df7f652da6f62df15047e719f16694f1"),
+]
+
+
+@pytest.mark.parametrize(("job", "kept"), KEPT_HASHES)
+def test_a_key_of_a_request_from_before_an_option_existed_stays_valid(job: NewJob, kept: str) -> None:
+    def hash_content(job: NewJob) -> str:
+        return hashlib.blake2b(to_jsonb(job.content()).encode(), digest_size=16).hexdigest()
+
+    options = read_options(JobOptions, job)
+    upgraded = MoreNewJob(job.spec, metadata=job.metadata, **options)
+    assert hash_content(job) == hash_content(upgraded) == kept
+    assert hash_content(replace(upgraded, owner="me")) == kept
+    assert hash_content(replace(upgraded, urgency=2)) != kept
+
+
+def test_bodies_that_repeated_requests_are_compared_by_leave_out_defaults() -> None:
+    assert msgspec.json.encode(RunOptionsBody()) == b"{}"
+    url = "https://example.com/hook"
+    assert msgspec.json.decode(msgspec.json.encode(WebhookRequest(url=url))) == {"url": url}

@@ -19,12 +19,13 @@ from vectormill.client.requests import (
     fill_path,
     given,
     make_key_header,
+    nest,
 )
-from vectormill.domain.encoding import RequestedArguments, find_result
+from vectormill.domain.encoding import find_result
 from vectormill.domain.task import RECORD, RESULT_ROUTES, SCORE, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.jobs import operations
-from vectormill.jobs.job import TERMINAL_JOB_STATES
+from vectormill.jobs.job import TERMINAL_JOB_STATES, JobArguments
 from vectormill.jobs.operations import (
     ItemErrorBody,
     JobBody,
@@ -53,16 +54,11 @@ class JobCalls(ExportTransport):
         text: str | None = None,
         key: str | None = None,
         pair: str | None = None,
-        model: str | None = None,
-        collection: str | None = None,
-        priority: int | None = None,
         metadata: Mapping[str, Any] | Sequence[str] | None = None,
-        to: str | None = None,
         gzip: bool = False,
         idempotency_key: str | None = None,
-        wait_for_worker: bool = False,
         progress: bool = False,
-        **options: Unpack[RequestedArguments],
+        **options: Unpack[JobArguments],
     ) -> JobBody:
         """Stream the items as NDJSON and return the new job. For `options` see docs/CONFIGURATION.md.
 
@@ -80,17 +76,9 @@ class JobCalls(ExportTransport):
 
         A job is refused if every live worker of its model has failed to load it, unless `wait_for_worker` is set.
         """
-        parameters = {
-            "model": model,
-            "collection": collection,
-            "to": to,
-            "priority": priority,
-            "metadata": json.dumps(dict(metadata)) if isinstance(metadata, Mapping) else None,
-            "wait_for_worker": wait_for_worker or None,
-            **options,
-        }
+        own = json.dumps(dict(metadata)) if isinstance(metadata, Mapping) else None
         columns, headers = choose_columns(text, key, pair, metadata), make_key_header(idempotency_key)
-        job: JobBody = await self._send(items, columns, parameters, headers, gzip=gzip)
+        job: JobBody = await self._send(items, columns, {"metadata": own, **options}, headers, gzip=gzip)
         return await self.wait(job["id"], progress=True) if progress else job
 
     async def _send(
@@ -119,22 +107,18 @@ class JobCalls(ExportTransport):
         text: str | None = None,
         key: str | None = None,
         pair: str | None = None,
-        model: str | None = None,
-        collection: str | None = None,
-        priority: int | None = None,
         metadata: Sequence[str] | None = None,
         gzip: bool = False,
-        **options: Unpack[RequestedArguments],
+        **options: Unpack[JobArguments],
     ) -> QuoteBody:
         """Return what a job of these items would take, in tokens, time and disk; see docs/SIZING.md.
 
         The items are sent and checked as by `submit`, of which the arguments are, and nothing is stored.
         """
-        parameters = {
-            "model": model, "collection": collection, "priority": priority, "dry_run": "true", **options,
-        }  # fmt: skip
         columns = choose_columns(text, key, pair, metadata)
-        return cast(QuoteBody, await self._send(items, columns, parameters, {}, gzip=gzip))
+        return cast(
+            QuoteBody, await self._send(items, columns, {"dry_run": "true", **options}, {}, gzip=gzip)
+        )
 
     async def submit_objects(
         self,
@@ -146,34 +130,23 @@ class JobCalls(ExportTransport):
         metadata: Mapping[str, Any] | Sequence[str] | None = None,
         format: str | None = None,
         unique: bool = False,
-        model: str | None = None,
-        collection: str | None = None,
-        to: str | None = None,
-        priority: int | None = None,
         idempotency_key: str | None = None,
-        wait_for_worker: bool = False,
         progress: bool = False,
-        **options: Unpack[RequestedArguments],
+        **options: Unpack[JobArguments],
     ) -> JobBody:
         """Submit the rows of objects in a store as a job, without sending them, and return the new job.
 
         `urls` are objects or patterns: s3://bucket/articles/*.parquet, gs://, az:// or file://, of Parquet, JSON
         Lines or CSV. The service and its workers read them with credentials of their own. `text`, `key` and
         `pair` name columns; without `key` an item is named by its object and position. A list as `metadata`
-        names the columns to keep with each result; an object is metadata of the job. `to` and `wait_for_worker` are
-        as for `submit`.
+        names the columns to keep with each result; an object is metadata of the job. `options` are as for `submit`.
         With `unique` the service reads all keys first, and refuses the job if two are equal. What takes longer than
         some seconds is read after the answer: the job is `uploading` meanwhile, and `failed` if it is refused.
         """
         body = {
             "input": describe_objects(urls, text, key, pair, metadata, format, unique=unique),
-            "model": model,
-            "collection": collection,
-            "to": to,
-            "priority": priority,
             "metadata": dict(metadata) if isinstance(metadata, Mapping) else None,
-            "wait_for_worker": wait_for_worker or None,
-            "options": given(options),
+            **nest(options, "options"),
         }
         job = await self.ask(operations.SUBMIT, body=body, headers=make_key_header(idempotency_key))
         return await self.wait(job["id"], progress=True) if progress else job
@@ -187,17 +160,11 @@ class JobCalls(ExportTransport):
         pair: str | None = None,
         metadata: Sequence[str] | None = None,
         format: str | None = None,
-        model: str | None = None,
-        collection: str | None = None,
-        priority: int | None = None,
-        **options: Unpack[RequestedArguments],
+        **options: Unpack[JobArguments],
     ) -> QuoteBody:
         """Return what `submit_objects` with these arguments would take. Of many bytes only parts are read."""
         wanted = describe_objects(urls, text, key, pair, metadata, format)
-        body = {
-            "input": wanted, "model": model, "collection": collection, "priority": priority,
-            "options": given(options), "dry_run": True,
-        }  # fmt: skip
+        body = {"input": wanted, "dry_run": True, **nest(options, "options")}
         quote: Any = await self.ask(operations.SUBMIT, body=body)
         return cast(QuoteBody, quote)
 
@@ -207,17 +174,11 @@ class JobCalls(ExportTransport):
         options: Mapping[str, Any],
         *,
         split: Mapping[str, Any] | None = None,
-        model: str | None = None,
-        collection: str | None = None,
-        priority: int | None = None,
-        **encoding: Unpack[RequestedArguments],
+        **job: Unpack[JobArguments],
     ) -> QuoteBody:
         """Return what a job of the rows of a source would take; `kind`, `options`, `split` as for `set_source`."""
-        body = {
-            "kind": kind, "options": dict(options), "split": dict(split or {}), "model": model,
-            "collection": collection, "priority": priority, "encoding": given(encoding),
-        }  # fmt: skip
-        return await self.ask(source_operations.QUOTE, body=body)
+        source = {"kind": kind, "options": dict(options), "split": dict(split or {})}
+        return await self.ask(source_operations.QUOTE, body=source | nest(job, "encoding"))
 
     async def job(self, job_id: str) -> JobBody:
         """Return the job in its current state."""
