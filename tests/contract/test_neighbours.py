@@ -190,6 +190,17 @@ def test_windows_see_no_neighbours(options: dict[str, Any], tmp_path: Path, cach
     assert_alone_as_together(read_card(directory), cache_dir)
 
 
+@pytest.mark.parametrize(("attention", "window"), [("block_sparse", 14), ("original_full", WINDOW)])
+def test_sparse_attention_never_depends_on_the_texts_before_or_beside(
+    attention: str, window: int, tmp_path: Path, cache_dir: Path
+) -> None:
+    """transformers computes a BigBird's sparse attention for batches that are long enough, until one is not."""
+    options = {"attention_type": attention, "block_size": 2, "num_random_blocks": 1}
+    card = read_card(write_transformer(tmp_path / "model", "BigBirdModel", **options))
+    assert card.max_tokens == window
+    assert_alone_as_together(card, cache_dir)
+
+
 @pytest.mark.parametrize("kind", ["T5EncoderModel", "DebertaV2Model"])
 def test_relative_positions_see_no_neighbours(kind: str, tmp_path: Path, cache_dir: Path) -> None:
     sizes = (

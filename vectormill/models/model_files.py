@@ -30,6 +30,8 @@ LARGEST_MAX_TOKENS: Final = 1 << 20
 POSITION_TABLES: Final = ("position_embeddings.weight", "embed_positions.weight", "wpe.weight")
 # Scalings of rotary positions by the longest text of a batch, beyond a number of tokens up to which nothing is scaled.
 SCALED_BY_LENGTH: Final = ("dynamic", "longrope")
+# The attention of a BigBird unless its configuration has another.
+BLOCK_SPARSE: Final = "block_sparse"
 # The classes of torch.nn that may follow a linear layer; all are made without arguments, and have no weights.
 ACTIVATIONS: Final = (
     "ELU", "GELU", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU", "LogSigmoid", "Mish", "ReLU",
@@ -321,7 +323,8 @@ class ModelFiles:
         """Return how many tokens the weights can read, and how many a text has by the tokenizer: at most as many.
 
         The first is the least of `most`, the positions in the configuration, the rows of a table of positions, and the
-        tokens up to which rotary positions do not depend on the longest text of a batch.
+        tokens up to which rotary positions and the attention of a BigBird do not depend on other texts: above them
+        transformers computes sparse attention, until the first batch of short texts.
         """
         bounds = [most, config.take("max_position_embeddings", 0)]
         tables = [each for name, each in self.headers.items() if name.endswith(POSITION_TABLES)]
@@ -339,6 +342,9 @@ class ModelFiles:
         ]:
             if each.find("rope_type", "type") in SCALED_BY_LENGTH:
                 bounds += [place.take("original_max_position_embeddings", 0) for place in (each, config)]
+        if family.model_type == "big_bird" and config.take("attention_type", BLOCK_SPARSE) == BLOCK_SPARSE:
+            num_blocks = 5 + 2 * config.take("num_random_blocks", 3)
+            bounds.append(num_blocks * config.take("block_size", 64))
         window = min(bound for bound in bounds if bound > 0)
         told = self.read("tokenizer_config.json").take("model_max_length", 0.0)
         return window, int(min(window, told)) if told > 0 else window

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.models.families import find_family
 from vectormill.models.model_card import DenseLayer, ModelCard
+from vectormill.models.model_files import BLOCK_SPARSE
 from vectormill.models.weights import SAFETENSORS, find_weights
 from worker.batching.batch import TOKEN_INPUTS
 from worker.encoder.encoder import OnRead
@@ -180,6 +181,8 @@ def prepare_transformer(model: nn.Module) -> nn.Module:
     tell_masks(model)
     if getattr(model, "pooler", None) is not None:
         model.pooler = None  # for next-sentence prediction, which each pass would compute for nothing
+    if getattr(model.config, "attention_type", "") == BLOCK_SPARSE:  # for texts that are longer than are read
+        model.set_attention_type("original_full")
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False  # keys and values of earlier tokens are reused only in text generation
     return model
