@@ -222,6 +222,7 @@ def _t5(model_type: str, encoder: str) -> Family:
         num_rotary=0,
         scores=ScoreMatrices(2, 0, num_shared=1),
         never_waits=False,
+        overflows_fp16=True,  # transformers keeps the second matrix of each block in fp32 for it
         encoder=encoder,
     )
 
