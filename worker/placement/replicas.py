@@ -34,7 +34,7 @@ from worker.placement.room import DeviceCapacity
 from worker.placement.strategies import FULLY_SHARDED, NUM_SLOTS, OFFLOAD, PIPELINE, REPLICATE, TENSOR
 
 # The number of tokens at once at which a device reaches half of its rate. Measured on two CPU cores: 256
-# tokens reach 70 % of the rate of 2,048 (docs/LOG.md); for GPUs the roofline's ridge is near 300 to 600
+# tokens reach 70 % of the rate of 2,048; for GPUs the roofline's ridge is near 300 to 600
 # tokens, and kernels need several waves.
 HALF_RATE_TOKENS: Final = {"cpu": 128, "cuda": 1024, "mps": 512}
 # A collective inside a layer also keeps the kernels before and after it from overlapping.
