@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from benchmarks.random_embedder import SMALL, write_random_embedder
 from tests.contract.ranks import run_ranks
 from tests.models import DEVICE, TinyModels, packaged_model, read_card
+from tests.representations import write_masked_language_model
 from vectormill.domain.errors import ModelError
 from vectormill.domain.task import OUTPUTS as OUTPUT_NAMES
 from vectormill.models.registry import DEFAULT_MODEL, Registry
@@ -173,3 +174,15 @@ def test_texts_that_ask_for_more_outputs_change_no_bits_of_others(cache_dir: Pat
         assert mixed.row(place).tobytes() == alone.row(0).tobytes()
         if not asks[place]:
             assert mixed.row(place).tobytes() == plain.row(place).tobytes()
+
+
+def test_a_model_without_dense_vectors_is_reproducible(cache_dir: Path, tmp_path: Path) -> None:
+    small = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    card = read_card(write_masked_language_model(tmp_path / "splade", "Bert", **small))
+    encoder = load_encoder(EncoderOrder(card, DEVICE, "torch", "auto", 1, cache_dir, is_reproducible=True))
+    rows = draw_rows(12, 40)
+    asked = Ragged.from_scalars(np.full(len(rows), find_bits(card.outputs), np.int32))
+    batch = Batch({**Batch.from_ids(rows).inputs, OUTPUTS: asked})
+    together = encoder.encode(batch)
+    for place in range(len(rows)):
+        assert together.row(place).tobytes() == encoder.encode(batch.part(place, place + 1)).row(0).tobytes()

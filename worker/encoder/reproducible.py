@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.errors import ModelError
+from vectormill.domain.task import DENSE
 from vectormill.ragged import Ragged
 from worker.batching.batch import OUTPUTS, Batch
 from worker.batching.cost import LengthBuckets, count_tile_rows
@@ -72,7 +73,9 @@ class ReproducibleEncoder(Encoder):
         report = inner.describe()
         self._buckets = None if report.longest_bucket is None else LengthBuckets(report.longest_bucket)
         self._largest_id = min(LARGEST_PROBED_ID, order.card.shape.vocab_size or SMALLEST_VOCABULARY)
-        lengths = [length for length in PROBED_LENGTHS if length <= order.card.max_tokens]
+        # What asks for other outputs than dense vectors is a tile alone, so only these are compared.
+        gives_dense = order.card.is_extractor or DENSE in order.card.outputs
+        lengths = [length for length in PROBED_LENGTHS if gives_dense and length <= order.card.max_tokens]
         if not all(map(self._is_stable, lengths)):
             raise ModelError(
                 f"The model {order.card.name!r} cannot be reproducible with {report.backend.value}: its results "

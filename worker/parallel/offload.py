@@ -6,6 +6,7 @@ more time. The same idea as accelerate's `cpu_offload`, which copies a layer onl
 """
 
 import logging
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from typing import Final
@@ -72,6 +73,8 @@ class OffloadedLayers:
             # Not pin_memory, which takes the next power of two.
             status = int(torch.cuda.cudart().cudaHostRegister(block.data_ptr(), len(block), 0))
             if status:
+                with suppress(RuntimeError):  # the next launch of a kernel raises the last error once
+                    torch.ones(1, device=CUDA)
                 logger.warning(
                     "Main memory cannot be locked (CUDA error %d), so that layers arrive slowly.", status
                 )
