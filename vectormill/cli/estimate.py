@@ -326,6 +326,10 @@ def plan(
     plans = plan_machine(cards, inventory, settings)
     if json:
         objects = {planned.name: placement_json(planned.placement) for planned in plans}
+        if len(objects) < len(plans):
+            raise ConfigurationError(
+                "Two of the models have one name, and --json would tell of one of them only."
+            )
         typer.echo(dumps(objects if len(plans) > 1 else placement_json(plans[0].placement), indent=2))
     elif len(plans) == 1:
         typer.echo(draw_placement(plans[0].placement))

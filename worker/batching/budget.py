@@ -125,7 +125,7 @@ class TokenBudget:
     def observe_memory(self, used_share: float) -> bool:
         """Record the share of the device's memory that is in use by anyone.
 
-        Return True if budgets shrank because of it. Budgets that a user or a plan has set never shrink:
+        Return True if budgets shrank because of it. Budgets that a user has set never shrink:
         whoever set them knew the memory, and its use by other processes should not halve them.
         """
         self._used_share = used_share

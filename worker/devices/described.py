@@ -36,7 +36,7 @@ def describe_inventory(text: str) -> Inventory:
     processor: NUMA nodes with that many cores each, and their total memory. Raises ConfigurationError with the
     grammar.
     """
-    text = text.replace(" ", "")
+    text = asked = text.replace(" ", "")
     machine = UNDESCRIBED
     if processor := PROCESSOR.search(text):
         machine = _describe_processor(
@@ -52,7 +52,7 @@ def describe_inventory(text: str) -> Inventory:
         match = GROUP.fullmatch(part)
         if match is None or link not in DESCRIBED_LINKS:
             raise ConfigurationError(
-                f"Invalid devices {text!r}: expected GPUs with their memory in GiB, such as 4x24GiB,nvlink or "
+                f"Invalid devices {asked!r}: expected GPUs with their memory in GiB, such as 4x24GiB,nvlink or "
                 f"2x24GiB+1x80GiB@sm_90, with one of the links {', '.join(DESCRIBED_LINKS)}, a processor such as "
                 "2x32cores,256GiB, or both."
             )
@@ -62,6 +62,7 @@ def describe_inventory(text: str) -> Inventory:
         raise ConfigurationError(
             f"Invalid devices {text!r}: expected 1 to {MOST_DEVICES} devices with more than 0 GiB of memory each."
         )
+    num_cores = len(machine.physical_cores) if machine is not UNDESCRIBED else 0
     devices = tuple(
         Device(
             name=f"cuda:{index}",
@@ -73,6 +74,7 @@ def describe_inventory(text: str) -> Inventory:
             features=frozenset({capability}),
             description=f"a GPU of {size:g} GiB",
             reason="described",
+            num_tokenizer_threads=num_cores and max(1, num_cores // len(sizes)),
         )
         for index, (size, capability, _) in enumerate(sizes)
     )

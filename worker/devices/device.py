@@ -144,7 +144,10 @@ def parse_devices(text: str, inventory: Inventory) -> list[Device]:
                 if name.startswith("cpu:")
                 else ""
             )
-            raise ConfigurationError(f"Unknown device {name!r}; this machine has: {there}{hint}.")
+            raise ConfigurationError(
+                f"Unknown device {name!r}; this machine has: {there}{hint}. For others, `vectormill plan` takes a "
+                "description such as 2x24GiB."
+            )
     return [known[name] for name in names]
 
 
