@@ -31,7 +31,8 @@ class PlanSettings:
     if empty, the plan assumes the kernel with the largest memory that the devices may use. `find_obstacle`
     returns why devices cannot hold the model by a strategy in a `precision`, as that of worker.placement.obstacles;
     None leaves it to the model's shape. `precisions` are the alternatives that may be proposed. `results` is what a
-    text's results take beyond a dense vector.
+    text's results take beyond a dense vector. `host_share` is the share of that part of main memory that its layers may
+    take.
     """
 
     precision: str
@@ -43,6 +44,7 @@ class PlanSettings:
     attention: str = ""
     precisions: tuple[str, ...] = PRECISIONS
     results: Moment = NOTHING
+    host_share: float = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from functools import partial
 from itertools import pairwise
 from typing import Final
 
-from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
+from vectormill.domain.errors import ModelDoesNotFit
 from vectormill.models.model_shape import ModelShape
 from vectormill.workers.plan_picture import format_gib
 from worker.devices.device import CPU, CUDA, MPS, Device, Inventory, parse_devices
 from worker.placement.drafts import Draft, draft_longest
-from worker.placement.placement import AUTO, Placement, PlanSettings
+from worker.placement.placement import Placement, PlanSettings
 from worker.placement.reasons import (
     PlanRequest,
     explain_failure,
@@ -51,14 +51,10 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
     """Return the placement of one model on the devices of one machine. Takes milliseconds; reads no weights.
 
     Raises ModelDoesNotFit, with what is missing and the cheapest remedies, if not even short texts fit, and
-    ConfigurationError for devices and strategies that do not exist.
+    ConfigurationError for devices that do not exist.
     """
-    if settings.strategy not in (AUTO, *STRATEGIES):
-        raise ConfigurationError(
-            f"Unknown strategy {settings.strategy!r}; expected one of: {', '.join((AUTO, *STRATEGIES))}."
-        )
     devices = parse_devices(settings.devices, inventory)
-    host_bytes = measure_host(inventory, settings.memory_share) // len(devices)
+    host_bytes = int(settings.host_share * measure_host(inventory, settings.memory_share)) // len(devices)
     rooms = [measure_room(device, settings.memory_share, host_bytes) for device in devices]
     links = inventory.links
 
@@ -143,17 +139,39 @@ class Planned:
 
 
 def plan_together(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Planned, ...]:
-    """Return one plan per model, in order.
+    """Return one plan per model, in order, with main memory for the layers of as few models as possible.
 
     Raises as `plan_placement` does for the first that does not fit.
     """
     if len(tenants) == 1:
         return (_plan(inventory, tenants[0]),)
     devices = parse_devices(tenants[0].settings.devices, inventory)
-    if all(device.kind == CPU for device in devices):
+    kinds = {device.kind for device in devices}
+    if kinds == {CPU}:
         return _divide_cores(inventory, tenants)
+    most, wanted = len(tenants), [_wanted_bytes(devices[0], tenant) for tenant in tenants]
+    order = sorted(range(most), key=lambda place: -wanted[place])
+    refused = ModelDoesNotFit()
+    # A processor that is used itself has the main memory; the last refusal tells how much would help.
+    for number in [0] if CPU in kinds else range(0 if inventory.memory_bytes else most, most + 1):
+        shares = dict.fromkeys(order[:number], 1 / max(1, number))
+        given = [
+            replace(tenant, settings=replace(tenant.settings, host_share=shares.get(place, 0)))
+            for place, tenant in enumerate(tenants)
+        ]
+        try:
+            return _plan_gpus(inventory, devices, given, order)
+        except ModelDoesNotFit as error:
+            refused = error
+    raise refused
+
+
+def _plan_gpus(
+    inventory: Inventory, devices: Sequence[Device], tenants: Sequence[Tenant], order: Sequence[int]
+) -> tuple[Planned, ...]:
+    """Return the plans of the better way: on shared devices, or on separate ones, which are given out in this order."""
     shared = _attempt(lambda: _share_devices(inventory, tenants))
-    apart = _attempt(lambda: _divide_devices(inventory, devices, tenants))
+    apart = _attempt(lambda: _divide_devices(inventory, devices, tenants, order))
     if isinstance(shared, ModelDoesNotFit) or isinstance(apart, ModelDoesNotFit):
         found = apart if isinstance(shared, ModelDoesNotFit) else shared
         if isinstance(found, ModelDoesNotFit):
@@ -210,7 +228,8 @@ def _share_devices(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Pla
         whole = replace(
             inventory, accelerators=own, memory_bytes=inventory.memory_bytes // number, free_bytes=free
         )
-        plans.append(_plan(whole, tenant, note))
+        asked = replace(tenant.settings, host_share=tenant.settings.host_share * number)
+        plans.append(_plan(whole, replace(tenant, settings=asked), note))
     return tuple(plans)
 
 
@@ -269,18 +288,16 @@ def _wanted_bytes(device: Device, tenant: Tenant) -> int:
 
 
 def _divide_devices(
-    inventory: Inventory, devices: Sequence[Device], tenants: Sequence[Tenant]
+    inventory: Inventory, devices: Sequence[Device], tenants: Sequence[Tenant], order: Sequence[int]
 ) -> tuple[Planned, ...]:
-    """Give each model the fewest devices that hold it, then each further one to the model worst off."""
+    """Give each model the fewest devices that hold it, in this order, then each further one to the model worst off."""
     if len(devices) < len(tenants):
         raise ModelDoesNotFit(
             f"{len(tenants)} models cannot have a device each, because there are only {len(devices)}."
         )
-    wanted = [_wanted_bytes(devices[0], tenant) for tenant in tenants]
-    heaviest_first = sorted(range(len(tenants)), key=lambda place: -wanted[place])
     left = sorted(devices, key=lambda device: -device.memory_bytes)
     owned: dict[int, list[Device]] = {}
-    for num_before, place in enumerate(heaviest_first):
+    for num_before, place in enumerate(order):
         most = len(left) - (len(tenants) - num_before - 1)
         owned[place] = left[: _count_needed(inventory, left[:most], tenants[place])]
         left = left[len(owned[place]) :]

@@ -1,21 +1,25 @@
 """Several models on one machine: devices, cores and memory are divided among them, and the plans say how."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit, ModelError
+from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.described import describe_inventory
 from worker.devices.device import CPU, Inventory
 from worker.encoder.choice import choose_precision
 from worker.launcher import assign_replicas
 from worker.placement.room import OVERHEAD_BYTES
-from worker.placement.strategies import REPLICATE
+from worker.placement.strategies import OFFLOAD, REPLICATE
 from worker.placement.together import Planned
-from worker.plan import follow_plan, plan_machine, plan_worker
+from worker.plan import find_shape, follow_plan, plan_machine, plan_worker
 from worker.settings import WorkerSettings
 
 GIB = 1 << 30
@@ -23,22 +27,74 @@ PLANS = Path(__file__).parents[3] / "docs/plans"
 SEVEN_B, SEVENTY_B = str(PLANS / "mistral-7b"), str(PLANS / "llama-70b")
 
 
-def plan(devices: str | Inventory, *models: str, named: str = "auto") -> tuple[Planned, ...]:
-    registry = Registry({})
+@cache
+def outline(model: str) -> ModelCard:
+    card = Registry({}).outline(model)
+    return card if card.static is not None else replace(card, shape=find_shape(card))
+
+
+def plan(
+    devices: str | Inventory,
+    *models: str,
+    named: str = "auto",
+    precision: str = "auto",
+    strategy: str = "auto",
+) -> tuple[Planned, ...]:
     inventory = describe_inventory(devices) if isinstance(devices, str) else devices
-    cards = [registry.outline(model) for model in models]
-    return plan_machine(cards, inventory, WorkerSettings(devices=named))
+    wanted = WorkerSettings(devices=named, precision=precision, strategy=strategy)
+    return plan_machine([outline(model) for model in models], inventory, wanted)
 
 
 def check_memory(inventory: Inventory, plans: tuple[Planned, ...]) -> None:
-    """All plans together keep below the share of every device that may be filled."""
+    """All plans together keep below the share of every device, and of main memory, that may be filled."""
     held = dict.fromkeys((device.name for device in inventory.accelerators), 0)
+    layers = 0
     for planned in plans:
         for replica in planned.placement.replicas:
             for shard in (shard for stage in replica.stages for shard in stage.shards):
                 held[shard.device] += shard.weight_bytes + shard.activation_bytes + OVERHEAD_BYTES["cuda"]
+                layers += shard.host_bytes
     for device in inventory.accelerators:
         assert held[device.name] <= 0.9 * device.memory_bytes
+    assert layers <= 0.9 * inventory.memory_bytes
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.sampled_from([16, 24, 48, 80]), min_size=1, max_size=4),
+    st.sampled_from([24, 80, 160, 512]),
+    st.lists(st.sampled_from([DEFAULT_MODEL, SEVEN_B, SEVENTY_B]), min_size=2, max_size=3),
+    st.sampled_from(["auto", "fp32", "int8"]),
+    st.sampled_from(["pcie", "nvlink-pairs"]),
+    st.sampled_from(["auto", "auto", OFFLOAD]),
+)
+@example([24] * 8, 512, [SEVEN_B, SEVEN_B], "fp32", "pcie", "auto")
+@example([80] * 4, 512, [SEVENTY_B, SEVENTY_B], "auto", "nvlink-pairs", "auto")
+@example([80, 80], 80, [SEVENTY_B, SEVENTY_B], "auto", "pcie", "auto")
+@example([16] * 4, 24, [SEVEN_B] * 4, "fp32", "pcie", "auto")
+def test_main_memory_changes_no_plan_for_several_models_and_is_given_away_once(
+    sizes: list[int], memory: int, models: list[str], precision: str, link: str, strategy: str
+) -> None:
+    gpus = "+".join(f"{size}GiB" for size in sizes) + f",{link}"
+    inventory = describe_inventory(f"{gpus},16cores,{memory}GiB")
+    try:
+        plans = plan(inventory, *models, precision=precision, strategy=strategy)
+    except ModelDoesNotFit:
+        plans = ()
+    check_memory(inventory, plans)
+    try:
+        expected = plan(gpus, *models, precision=precision, strategy=strategy)
+    except ModelDoesNotFit:
+        return
+    assert [each.placement for each in plans] == [each.placement for each in expected]
+
+
+def test_main_memory_goes_to_the_models_that_need_it() -> None:
+    large, small = plan("2x24GiB,16cores,280GiB", SEVENTY_B, SEVEN_B)
+    assert large.placement.strategy == OFFLOAD
+    assert small.placement.strategy == REPLICATE
+    plans = plan("2x80GiB,16cores,160GiB", SEVENTY_B, SEVENTY_B)
+    assert [each.placement.strategy for each in plans] == [OFFLOAD, OFFLOAD]
 
 
 @pytest.mark.parametrize(
