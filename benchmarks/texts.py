@@ -12,7 +12,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Final
 
-from vectormill.corpus import Docstring, read_docstrings, split_first_sentence, take_evenly
+from vectormill.corpus import Docstring, read_docstrings, take_evenly
 from vectormill.files.ndjson import ItemJson
 from vectormill.jobs.chunk import choose_chunk_tokens
 
@@ -30,6 +30,16 @@ CHINESE_CHARS: Final = 15
 # Markup that only documentation tools read.
 _MARKUP: Final = re.compile(r"^:(?:type|rtype|return).*$|^:param \w+:\s*|</?\w+[^>]*>", re.MULTILINE)
 _HAN: Final = re.compile(r"[\u4e00-\u9fff]")
+
+
+def split_first_sentence(text: str) -> tuple[str, str]:
+    """Return a text's first sentence, in one line and without full stop, and the rest.
+
+    The rest may be empty.
+    """
+    paragraph, _, paragraphs = text.strip().partition("\n\n")
+    sentence, _, sentences = " ".join(paragraph.split()).partition(". ")
+    return sentence.removesuffix("."), f"{sentences}\n\n{paragraphs}".strip()
 
 
 @functools.cache

@@ -40,16 +40,6 @@ def read_docstrings(directory: Path | None = None) -> Iterator[Docstring]:
         yield from _read_module(path, _module_name(path.relative_to(root)))
 
 
-def split_first_sentence(text: str) -> tuple[str, str]:
-    """Return a text's first sentence, in one line and without full stop, and the rest.
-
-    The rest may be empty.
-    """
-    paragraph, _, paragraphs = text.strip().partition("\n\n")
-    sentence, _, sentences = " ".join(paragraph.split()).partition(". ")
-    return sentence.removesuffix("."), f"{sentences}\n\n{paragraphs}".strip()
-
-
 def take_evenly(values: Sequence[T], count: int) -> list[T]:
     """Return `count` evenly spaced values, in their order; all values if there are no more than `count`."""
     if count >= len(values):

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from benchmarks.harness import Harness
 from benchmarks.models import find_packaged
 from benchmarks.tables import NUMBER, Report, Table, write_number
-from benchmarks.texts import list_docstrings
-from vectormill.corpus import split_first_sentence, take_evenly
+from benchmarks.texts import list_docstrings, split_first_sentence
+from vectormill.corpus import take_evenly
 from vectormill.domain.encoding import FLOAT16
 from vectormill.vectors.representations import send_vectors
 from vectormill.vectors.residual_codes import measure_codebook, restore

@@ -15,7 +15,7 @@ FEATURES = (
     "vectormill/quotes", "vectormill/runs", "vectormill/schedules", "vectormill/search", "vectormill/sources",
     "vectormill/webhooks", "vectormill/workers",
 )  # fmt: skip
-FOLDERS = (*PACKAGES, "alembic", "benchmarks", "deploy", "tests", "tools")
+FOLDERS = (*PACKAGES, "alembic", "benchmarks", "deploy", "examples", "tests", "tools")
 
 
 def find_sources(*folders: str) -> list[Path]:

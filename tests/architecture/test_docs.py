@@ -155,5 +155,5 @@ def test_the_tree_names_the_folders_that_there_are() -> None:
         for path in (ROOT / name).iterdir()
         if (path / "__init__.py").exists()
     }
-    tops = {"alembic", "benchmarks", "deploy", "docs", "tests", "tools", *PACKAGES}
+    tops = {"alembic", "benchmarks", "deploy", "docs", "examples", "tests", "tools", *PACKAGES}
     assert find_folders_of_the_tree() == tops | {path.relative_to(ROOT).as_posix() for path in code}

@@ -1,136 +1,134 @@
 """The command demo, which runs a whole job on the docstrings of the running Python's standard library."""
 
+import json as json_text
+import math
+import platform
+import re
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from vectormill.cli.command import command
-from vectormill.cli.demos import (
-    DEMOS,
-    TaskDemo,
-    choose_model,
-    demonstrate_outputs,
-    describe_python,
-    run_demo,
-)
-from vectormill.cli.exits import EXIT_CODES_HELP, ITEMS_FAILED, CommandFailed
-from vectormill.cli.printing import tell
+from vectormill.cli.exits import EXIT_CODES_HELP, ITEMS_FAILED, CommandFailed, exit_code_of_job
+from vectormill.cli.jobs import summarize_job, watch_job
+from vectormill.cli.printing import print_json, print_report, tell
+from vectormill.domain.encoding import DEFAULT_MODEL, EncodingOptions
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.task import EMBED
+from vectormill.domain.task import DENSE, EMBED
+
+if TYPE_CHECKING:
+    from vectormill.settings import Settings
+
+POLL_SECONDS: Final = 0.25
+COLLECTION: Final = "docstrings"
+QUERIES: Final = ("how to parse a date", "compress data without loss", "run a function in another process")
+NEAREST: Final = 5
 
 app = typer.Typer()
 
-# The values of --task, as a literal type; a test compares them with DEMOS.
-DemoTask = Literal["embed", "score", "extract"]
 
-
-@command(
-    app,
-    "vectormill demo --keep",
-    "vectormill demo --reindex",
-    "vectormill demo --outputs dense,sparse,multi_vector --model ./bge-m3",
-    "vectormill demo --task score --model ./bge-reranker-base",
-    "vectormill demo --task extract --model ./gliner_small-v2.1",
-    note=EXIT_CODES_HELP,
-)
+@command(app, "vectormill demo --keep", "vectormill demo --model ./bge-m3", note=EXIT_CODES_HELP)
 def demo(
     *,
-    task: DemoTask = EMBED,
     data_dir: Path | None = None,
     keep: bool = False,
     api_url: str | None = None,
     model: str | None = None,
     items: int | None = None,
-    outputs: str | None = None,
-    reindex: bool = False,
     json: bool = False,
 ) -> None:
     """Encode every docstring of the standard library, search them, and leave nothing running.
 
     Starts Postgres, Valkey, API, scheduler, a worker, an indexer and Flower, submits some 8,700 texts over HTTP and
-    counts the vectors that come back: it succeeds only if every text has one. Other tasks have demos of the same kind.
+    counts the vectors that come back: it succeeds only if every text has one.
 
     Args:
-        task: Compute vectors, scores of pairs, or records.
         data_dir (DIR): Use and keep this directory instead of a temporary one.
         keep: Keep the temporary directory, for `vectormill up`.
         api_url (URL): Use this running service instead of starting one.
-        model (NAME|DIR): A registered model (see `vectormill models`) or a model's directory. By default the
-            packaged one, which computes dense vectors and scores.
-        items (N, from 2): Submit N items instead of the demo's default.
-        outputs (LIST): Compute several outputs of each text instead, separated by commas: dense, sparse and
-            multi_vector. Name a --model that has them.
-        reindex: Show how a table is kept searchable instead: index it, change it, index it again.
+        model (NAME|DIR): A registered model (see `vectormill models`) or a model's directory, by default the
+            packaged one.
+        items (N, from 2): Submit N texts instead of all.
     """
     from vectormill.client import Client
+    from vectormill.corpus import read_docstrings, take_evenly
 
-    if reindex and (task != EMBED or items is not None or api_url is not None):
-        raise InvalidOption(
-            "demo --reindex encodes a whole table in the embedded Postgres: it cannot be combined with --task, "
-            "--items or --api-url."
-        )
-    if outputs is not None and (task != EMBED or reindex):
-        raise InvalidOption("demo --outputs is a demo of its own: leave out --task and --reindex.")
-    place = _Place(data_dir, keep, api_url, model)
-    if reindex:
-        _keep_searchable(place, is_json=json)
-        return
-    chosen = DEMOS[task] if outputs is None else demonstrate_outputs(outputs)
-    with _service(place, chosen) as (name, wait_until_ready):
-        texts = chosen.list_items(items)
+    with _service(data_dir, keep, api_url, model) as (name, wait_until_ready):
+        docstrings = list(read_docstrings())
+        texts = {each.key: each.text for each in take_evenly(docstrings, items or len(docstrings))}
         with Client(wait_until_ready()) as client:
-            run_demo(client, chosen, texts, name, is_json=json)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The service or data directory on which a demo runs, and its model."""
-
-    data_dir: Path | None
-    keep: bool
-    api_url: str | None
-    model: str | None
-
-
-@contextmanager
-def _service(place: _Place, demo: TaskDemo) -> "Iterator[tuple[str | None, Callable[[], str]]]":
-    """Yield the model's name, and a function that waits until the service is ready and returns the API's URL."""
-    if place.api_url is not None:
-        url = place.api_url
-        if place.model is not None and Path(place.model).is_dir():
-            raise InvalidOption(
-                "With --api-url, --model must be a model that is registered with that service, not a directory."
+            submitted = client.submit(
+                [{"key": key, "text": text} for key, text in texts.items()],
+                model=name,
+                collection=COLLECTION,
+                task=EMBED,
+                outputs=DENSE,
             )
-        yield place.model, lambda: url
-        tell(f"Next: `vectormill submit FILE --collection NAME --api-url {url}` encodes your own texts.")
-        return
-    with _workplace(place, demo) as (_, name, wait_until_ready):
-        yield name, wait_until_ready
+            tell(
+                f"Submitted {submitted['num_items']:,} docstrings of Python {platform.python_version()} as job "
+                f"{submitted['id']}."
+            )
+            job = watch_job(client, submitted, poll_seconds=POLL_SECONDS)
+            # The vectors themselves are not kept.
+            encoded = {
+                vector["key"]
+                for vector in client.vectors(job["id"], partial=True)
+                if vector["embedding"] and all(map(math.isfinite, vector["embedding"]))
+            } & texts.keys()
+            found = {query: client.search(COLLECTION, query, limit=NEAREST) for query in QUERIES if encoded}
+            summary = summarize_job(job, client.workers(), "the default" if name is None else "requested")
+        if json:
+            choices = {fact.name: {"value": fact.value, "reason": fact.reason} for fact in summary}
+            print_json({"job": job, "num_vectors": len(encoded), "summary": choices, "searches": found})
+        else:
+            print_report("The job", ("", "", ""), [(fact.name, fact.value, fact.reason) for fact in summary])
+            for query, matches in found.items():
+                rows = [
+                    (
+                        f"{match['score']:.3f}",
+                        match["key"],
+                        texts.get(match["key"], "").strip().partition("\n")[0],
+                    )
+                    for match in matches
+                ]
+                print_report(f"Nearest to: {query}", ("score", "docstring of", "first line"), rows)
+            typer.echo(f"\n{len(encoded):,} of {job['num_items']:,} texts have their vector.")
+        # Vectors are counted, whatever the job's state.
+        if len(encoded) < len(texts):
+            raise CommandFailed(
+                f"{len(texts) - len(encoded):,} of {len(texts):,} texts have no vector; job {job['id']} "
+                f"{job['state']}.",
+                exit_code_of_job(job["state"]) or ITEMS_FAILED,
+            )
 
 
 @contextmanager
-def _workplace(place: _Place, demo: TaskDemo) -> "Iterator[tuple[Path, str | None, Callable[[], str]]]":
-    """Start a stack; yield its data directory, its model's name, and a function that waits for the API's URL."""
+def _service(
+    data_dir: Path | None, keep: bool, api_url: str | None, model: str | None
+) -> "Iterator[tuple[str | None, Callable[[], str]]]":
+    """Yield the model's name, and a function that waits until the service is ready and returns the API's URL."""
     from vectormill.cli.stack import Stack, workplace
     from vectormill.settings import load_settings
 
+    if api_url is not None:
+        if model is not None and Path(model).is_dir():
+            raise InvalidOption(
+                "With --api-url, --model must be a model that is registered with that service, not a directory."
+            )
+        yield model, lambda: api_url
+        tell(f"Next: `vectormill submit FILE --collection NAME --api-url {api_url}` encodes your own texts.")
+        return
     settings = load_settings()  # raises an error for misspelt environment variables
     # Refuse an unusable model before the stack takes a minute to start.
-    name, models = choose_model(demo, place.model, settings)
-    # Runs copy only vectors that no later proof can find faulty, and the next run begins at once.
-    variables = models | {"VECTORMILL_WORKER_PROOF_SECONDS": "1"}
-    with (
-        workplace(place.data_dir, place.keep) as directory,
-        Stack(directory, name, variables=variables) as stack,
-    ):
+    name, variables = choose_model(model, settings)
+    with workplace(data_dir, keep) as directory, Stack(directory, name, variables=variables) as stack:
         tell(f"Starting Postgres, Valkey, API, scheduler, worker, indexer and Flower in {directory} …")
-        yield directory, name, stack.wait_until_ready
-    if place.keep or place.data_dir is not None:
+        yield name, stack.wait_until_ready
+    if keep or data_dir is not None:
         tell(
             f"Everything is kept. Next: `vectormill up --data-dir {shlex.quote(str(directory))}` starts it again."
         )
@@ -138,47 +136,25 @@ def _workplace(place: _Place, demo: TaskDemo) -> "Iterator[tuple[Path, str | Non
         tell("Next: `vectormill up` starts a service that stays, and says how to encode your own texts.")
 
 
-def _keep_searchable(place: _Place, *, is_json: bool) -> None:
-    """Run the demo of a followed table. Raise CommandFailed if the collection does not match the table."""
-    import psycopg
-    from sqlalchemy import make_url
+def choose_model(model: str | None, settings: "Settings") -> tuple[str | None, dict[str, str]]:
+    """Return the name of the demo's model, None for the default, and the environment variables that register it.
 
-    from vectormill.cli import reindexing_demo as reindexing
-    from vectormill.cli.runs import look_at_run
-    from vectormill.client import Client
-    from vectormill.client.progress import Progress
-    from vectormill.corpus import read_docstrings
-    from vectormill.embedded.data_dir import find_running
+    `model` is a name or a directory. Raise UnknownModel, ModelError, or InvalidOption if it has no dense vectors.
+    """
+    from vectormill.models.registry import Registry, make_spec, name_added, read_added
+    from vectormill.settings import PREFIX, ModelEntry
 
-    with _workplace(place, DEMOS[EMBED]) as (directory, name, wait_until_ready), ExitStack() as exits:
-        client = exits.enter_context(Client(wait_until_ready()))
-        running = find_running(directory)
-        assert running is not None, "it has just said that it is ready"
-        url = make_url(running.database_url).set(drivername="postgresql")
-        connection = exits.enter_context(
-            psycopg.connect(url.render_as_string(hide_password=False), autocommit=True)
-        )
-        reader = running.reader_database_url
-        role = None if reader is None else make_url(reader).username
-        num_rows = reindexing.make_table(connection, read_docstrings(), role)
-        tell(f"Created the table {reindexing.TABLE} with {num_rows:,} docstrings of {describe_python()}.")
-        reindexing.follow_table(client, name)
-
-        def run(title: str) -> reindexing.Round:
-            with Progress(look_at_run) as progress:
-                return reindexing.reindex(client, connection, title, progress)
-
-        rounds = [run("first run")]
-        changes = reindexing.change_table(connection)
-        tell("Changed the table: " + ", ".join(f"{number} {what}" for what, number in changes.items()) + ".")
-        rounds += [run("after the changes"), run("nothing changed")]
-        matches = client.search(
-            reindexing.COLLECTION, reindexing.QUERY, limit=reindexing.NEAREST, filter=reindexing.FILTER
-        )
-        num_indexed = reindexing.count_rows(connection, reindexing.COLLECTION)
-        num_rows = reindexing.count_rows(connection, reindexing.TABLE)
-    reindexing.print_rounds(rounds, matches, is_json=is_json)
-    if num_indexed != num_rows:
-        raise CommandFailed(
-            f"The table has {num_rows:,} rows, and the collection {num_indexed:,}.", ITEMS_FAILED
-        )
+    models, variables = dict(settings.models), dict[str, str]()
+    if model is not None:
+        models = read_added(name_added(settings)) | models
+        path = Path(model).expanduser()
+        if model not in Registry(models).names() and path.is_dir():
+            model = re.sub(r"[^\w.-]+", "-", path.resolve().name)
+            models[model] = ModelEntry(path=str(path.resolve()))
+        # The demo's service has a data directory of its own, without the models of `vectormill models add`.
+        entries = {name: entry.options for name, entry in models.items()}
+        variables = {f"{PREFIX}MODELS": json_text.dumps(entries)}
+    if model is None and DEFAULT_MODEL not in Registry(models).names():
+        return model, variables  # the start of the service says which package to install
+    make_spec(Registry(models).card(model or DEFAULT_MODEL), EncodingOptions(task=EMBED, outputs=DENSE))
+    return model, variables

@@ -237,6 +237,11 @@ def test_the_model_that_a_refusal_names_computes_all_outputs_that_were_asked_for
     assert make_spec(registry.card(row.name), options).outputs == ",".join(outputs)
 
 
+def test_a_refusal_of_an_output_that_does_not_exist_names_no_model() -> None:
+    with pytest.raises(InvalidOption, match=r"separated by commas; got 'sparse,both'\.$"):
+        make_spec(Registry({}).card(DEFAULT_MODEL), EncodingOptions(outputs="sparse,both"))
+
+
 @pytest.mark.parametrize(
     "row",
     [

@@ -110,7 +110,7 @@ def test_an_sdist_has_what_a_wheel_is_built_of_and_no_tests(built: Path) -> None
     assert sources <= names
     assert {"setup.py", "pyproject.toml", "README.md", "LICENSE"} <= names
     tops = {name.partition("/")[0] for name in names}
-    assert not tops & {"tests", "docs", "benchmarks", "deploy"}
+    assert not tops & {"tests", "docs", "benchmarks", "deploy", "examples"}
 
 
 def test_the_wheel_s_version_is_that_which_the_code_tells(wheel: Path) -> None:
