@@ -69,9 +69,10 @@ from vectormill.runs.run import (
 )
 from vectormill.runs.runs import FORGET_ATTEMPTS, refuse_without_texts
 from vectormill.sources.opening import find_present, open_source
+from vectormill.sources.options import OWN_TEXTS, SQL
 from vectormill.sources.own_texts import CarriedTextReader
 from vectormill.sources.reader import Reader, SourcePlace
-from vectormill.sources.source import OWN_TEXTS, SQL, Source
+from vectormill.sources.source import Source
 from vectormill.sources.sources import find_source_of_run
 
 # The number of batches that wait for the database; each takes up memory.

@@ -7,9 +7,9 @@ operations.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from datetime import datetime
-from typing import Annotated, Any, Final, Generic, Literal, TypeVar, cast
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar, cast, get_origin
 from uuid import UUID
 
 import msgspec
@@ -19,6 +19,8 @@ from vectormill.domain.options import Option, list_options
 from vectormill.moments import format_moment
 
 Answer = TypeVar("Answer")
+# The most texts in the list of an option.
+MOST_TEXTS: Final = 256
 
 Identifier = Annotated[str, Meta(extra_json_schema={"format": "uuid"})]
 NextCursor = Annotated[
@@ -115,7 +117,10 @@ def struct_of(options: type[Any], *bases: type[msgspec.Struct]) -> Any:
 
     A default of None means that the option was not given.
     """
-    fields = [(option.name, annotate(option), option.default) for option in list_options(options)]
+    fields: list[Any] = [
+        (each.name, annotate(each)) + (() if each.default is MISSING else (each.default,))
+        for each in sorted(list_options(options), key=lambda each: each.default is not MISSING)
+    ]
     return msgspec.defstruct(
         options.__name__, fields, bases=bases, forbid_unknown_fields=True, omit_defaults=True
     )
@@ -124,15 +129,17 @@ def struct_of(options: type[Any], *bases: type[msgspec.Struct]) -> Any:
 def annotate(option: Option) -> Any:
     """Return the type of an option as msgspec reads and describes it."""
     told = option.help
-    kind = Literal[told.choices] if told.choices else option.kind
-    is_bounded = told.most is not None
-    return Annotated[
-        kind | None if option.default is None else kind,
-        Meta(
-            ge=told.least if is_bounded else None,
-            le=told.most,
-            description=told.description,
-            examples=None if told.example is None else [told.example],
-            extra_json_schema=None if told.least is None or is_bounded else {"minimum": told.least},
-        ),
-    ]
+    kind: Any = Literal[told.choices] if told.choices else option.kind
+    hint = None
+    if get_origin(kind) is tuple:
+        texts = tuple[Annotated[str, Meta(min_length=1, max_length=told.most)], ...]
+        kind = Annotated[texts, Meta(min_length=told.least, max_length=MOST_TEXTS)]
+    elif kind is str and told.most is not None:
+        kind = Annotated[str, Meta(min_length=1, max_length=told.most, pattern=told.pattern)]
+    elif told.most is not None:
+        kind = Annotated[kind, Meta(ge=told.least, le=told.most)]
+    elif told.least is not None:
+        hint = {"minimum": told.least}
+    examples = None if told.example is None else [told.example]
+    described = Meta(description=told.description, examples=examples, extra_json_schema=hint)
+    return Annotated[kind | None if option.default is None else kind, described]

@@ -36,7 +36,8 @@ from vectormill.runs.runs import (
     position_of,
     refuse_without_texts,
 )
-from vectormill.sources.source import OWN_TEXTS, Source
+from vectormill.sources.options import OWN_TEXTS
+from vectormill.sources.source import Source
 from vectormill.sources.sources import find_source_of_run
 
 router = APIRouter(tags=["runs"])

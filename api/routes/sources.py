@@ -46,13 +46,7 @@ from vectormill.sources.operations import (
 )
 from vectormill.sources.pushes import PushWriter
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import (
-    NONE,
-    Source,
-    parse_options,
-    parse_split,
-    refuse_unfit,
-)
+from vectormill.sources.source import NONE, Source, parse_options, parse_split, refuse_unfit
 from vectormill.sources.sources import delete_source, find_source, save_source
 
 router = APIRouter(tags=["sources"])

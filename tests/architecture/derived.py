@@ -9,6 +9,7 @@ overwritten.
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING
 from typing import Final
 
 from api.openai.operations import OPERATIONS as OTHER_OPERATIONS
@@ -24,6 +25,7 @@ from tests.architecture.facts import (
 )
 from tests.architecture.sources import ROOT
 from tests.states import ALL_JOB_STATES, CHUNK_STATES
+from vectormill.cli.command import find_flag
 from vectormill.collections import collection
 from vectormill.domain.encoding import EncodingOptions, RequestedOptions
 from vectormill.domain.options import list_options
@@ -50,6 +52,7 @@ from vectormill.models.suggestions import SUGGESTIONS
 from vectormill.models.transformer_card import REXUNINLU_TYPE
 from vectormill.operations import OPERATIONS
 from vectormill.runs import run
+from vectormill.sources.options import KINDS
 from worker.certificates.certificate import PROMISE_FP8, PROMISE_INT8
 from worker.encoder.backends import BACKENDS
 from worker.encoder.choice import NUMPY
@@ -152,6 +155,20 @@ def make_options(options: type[object]) -> str:
         for option in list_options(options)
     ]
     return table([("option", "default", "meaning"), *rows])
+
+
+def make_source_options() -> str:
+    """Return the options of all kinds of sources, each once, with the kinds that have it."""
+    options = {option.name: option for kind in KINDS.values() for option in list_options(kind)}
+    rows = []
+    for name, option in options.items():
+        kinds = [kind for kind in KINDS if option in list_options(KINDS[kind])]
+        has_default = option.default not in (None, MISSING, (), False)
+        default = "required" if option.default is MISSING else "no" if option.kind is bool else "none"
+        shown = option.default if not isinstance(option.default, tuple) else ", ".join(option.default)
+        told = (f"`{find_flag(option)}`", ", ".join(kinds), f"`{shown}`" if has_default else default)
+        rows.append((f"`{name}`", *told, option.help.description))
+    return table([("option", "flag", "kinds", "default", "meaning"), *rows])
 
 
 def describe_value(value: object) -> str:
@@ -445,6 +462,7 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
     ("docs/SCORES.md", fill("rerankers", make_rerankers())),
     ("docs/RECORDS.md", fill("gliner", make_conversion())),
     ("docs/SOURCES.md", fill("formats", describe_inputs())),
+    ("docs/SOURCES.md", fill("options", make_source_options())),
     *(
         ("docs/STATES.md", keep_rows({state: [] for state in states}, section=heading))
         for heading, states in (

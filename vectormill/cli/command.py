@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_origin
 
 import typer
 
@@ -234,21 +234,32 @@ def split_names(given: list[str] | None) -> list[str] | None:
     return [name for each in given for name in map(str.strip, each.split(",")) if name] if given else None
 
 
+def find_flag(option: Option) -> str:
+    """Return the name of an option on the command line."""
+    return option.help.flag or f"--{option.name.replace('_', '-')}"
+
+
 def make_flag(option: Option, help: str | None) -> inspect.Parameter:
     """Return the parameter that Typer expects for a declared option, such as `--long-texts <truncate|fail>`.
 
     `help` is that of the command's docstring, which comes first.
     """
     told, default = option.help, option.default
-    words = option.name.replace("_", "-")
-    kind = Literal[told.choices] if told.choices else option.kind
+    words = find_flag(option)
+    kind: Any = Literal[told.choices] if told.choices else option.kind
+    help = help or told.text
+    if get_origin(kind) is tuple:
+        kind = list[str]
+        help += f" May be repeated{', or several separated by commas' if told.are_names else ''}."
+    is_number = kind in (int, float)
     flag = typer.Option(
-        f"--{words}/--no-{words}" if kind is bool and default is None else f"--{words}",
+        f"{words}/--no-{words[2:]}" if kind is bool and default is None else words,
         metavar=told.metavar,
-        help=help or told.text,
-        min=told.least,
-        max=told.most,
+        help=help,
+        min=told.least if is_number else None,
+        max=told.most if is_number else None,
         show_default=told.unset or default not in (None, False),
         hidden=told.is_older_name,
+        callback=split_names if told.are_names else None,
     )
     return _optional(option.name, Annotated[kind | None if default is None else kind, flag], default)

@@ -1,16 +1,20 @@
 """Commands for sources of collections, followed tables, and pushes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import make_dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from vectormill.cli.command import Names, command
+from vectormill.cli.command import command, find_flag
 from vectormill.cli.files import read_input
 from vectormill.cli.printing import print_json, print_table, tell
 from vectormill.domain.errors import InvalidOption
+from vectormill.domain.options import find_given, list_options
 from vectormill.files.formats import PAIR_FIELD
+from vectormill.sources.options import FILES, KINDS, TREE
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -25,6 +29,25 @@ push_app = typer.Typer()
 
 # A source that begins with one of these words is a query.
 QUERY_WORDS: Final = ("SELECT", "WITH", "TABLE", "VALUES")
+
+
+def list_flags() -> Iterator[tuple[str, Any, Any]]:
+    """Yield the options of all kinds as fields without defaults of their own; first those that tell the kind."""
+    known: set[str] = set()
+    for option in chain((kind.leading() for kind in KINDS.values()), *map(list_options, KINDS.values())):
+        if option.name not in known:
+            known.add(option.name)
+            unset = str(option.default) if isinstance(option.default, (str, int)) and option.default else None
+            kind: Any = option.kind
+            yield (
+                option.name,
+                Annotated[kind | None, replace(option.help, unset=unset)],
+                False if kind is bool else None,
+            )
+
+
+class SourceFlags(make_dataclass("Flags", list_flags())):  # type: ignore[misc]  # of its fields
+    """The flags that describe a source of any kind."""
 
 
 def show_source(source: Mapping[str, Any]) -> None:
@@ -82,24 +105,7 @@ def set_source(
     client: "Client",
     collection: str,
     *,
-    sql: str | None = None,
-    files: list[str] | None = None,
-    tree: str | None = None,
-    push: bool = False,
-    own_texts: bool = False,
-    key: str | None = None,
-    text: str | None = None,
-    text_pair: str | None = None,
-    metadata: Names | None = None,
-    metadata_json: str | None = None,
-    pages: bool = False,
-    changed: str | None = None,
-    full_every_hours: int | None = None,
-    url_env: str | None = None,
-    url_file: str | None = None,
-    format: str | None = None,
-    include: list[str] | None = None,
-    exclude: list[str] | None = None,
+    source: SourceFlags,
     split: str | None = None,
     check: bool = True,
 ) -> Mapping[str, Any]:
@@ -108,60 +114,11 @@ def set_source(
     The API and the indexer read the source, so paths and variables must exist there.
 
     Args:
-        sql (QUERY): Read the rows of a query.
-        files (GLOB): Read JSONL, CSV or Parquet: a path, glob or URL. May be repeated.
-        tree (FOLDER): Read the text and Markdown files below a folder.
-        push: Take the rows that `vectormill push` sends.
-        own_texts: Take the texts that the collection keeps itself.
-        key (COLUMN): The column with the key.  [default: key]
-        text (COLUMN): The column with the text.  [default: text]
-        metadata (COLUMN): A column to keep as metadata.
-        metadata_json (COLUMN): The column with the metadata as JSON objects, instead of --metadata.
-        pages: Read the query in the order of its key, a page in each transaction; for large tables of Postgres with
-            an index by that column.
-        changed (COLUMN): The column that grows with each change of a row, such as updated_at: read only rows that
-            changed, and now and then all of them.
-        full_every_hours (N, from 1): With --changed, how often all rows are read, which finds vanished ones.
-            [default: 168]
-        url_env (VARIABLE): The environment variable with the database's URL, in the processes that read the source.
-        url_file (FILE): The file with the database's URL, for the same processes. Without either, the service's own
-            database is read.
-        format (NAME): jsonl, csv, tsv or parquet. By default, the files' extensions.
-        include (PATTERN): Read only files of the tree that match this pattern. May be repeated.
-        exclude (PATTERN): Skip files that match this pattern. May be repeated.
         split (HOW): Split texts into passages: paragraphs[:MIN:MAX] or tokens:N[:OVERLAP].
         check: Read the first rows before the source is saved.
     """
-    columns = {
-        "key": key,
-        "text": text,
-        "text_pair": text_pair,
-        "metadata": metadata,
-        "metadata_json": metadata_json,
-    }
-    asked: dict[str, dict[str, Any]] = {}
-    if sql is not None:
-        asked["sql"] = {
-            "query": sql,
-            **columns,
-            "pages": pages or None,
-            "changed": changed,
-            "full_every_hours": full_every_hours,
-            "url_env": url_env,
-            "url_file": url_file,
-        }
-    if files:
-        asked["files"] = {"files": [absolute(name) for name in files], **columns, "format": format}
-    if tree is not None:
-        asked["tree"] = {"folder": absolute(tree), "include": include, "exclude": exclude}
-    if push:
-        asked["push"] = {}
-    if own_texts:
-        asked["own_texts"] = {}
-    if len(asked) != 1:
-        raise InvalidOption("Name one source: --sql, --files, --tree, --push or --own-texts.")
-    ((kind, options),) = asked.items()
-    return client.set_source(collection, kind, leave_out(options), split=parse_split(split), check=check)
+    kind, options = choose_kind({name: value for name, value in find_given(source).items() if value})
+    return client.set_source(collection, kind, options, split=parse_split(split), check=check)
 
 
 @command(app, "vectormill sources show articles", view=show_source)
@@ -252,6 +209,28 @@ def push(
     rest = "all other rows will be deleted" if complete else "nothing will be deleted"
     tell(f"{pushed['num_items']:,} rows are waiting for an indexer, as run {pushed['run']}; {rest}.")
     typer.echo(pushed["run"])
+
+
+def choose_kind(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the kind of source that the flags name, and its options. Raise InvalidOption for flags of another."""
+    leading = {kind: options.leading() for kind, options in KINDS.items()}
+    named = [kind for kind, option in leading.items() if given.get(option.name)]
+    if len(named) != 1:
+        *flags, last = (find_flag(option) for option in leading.values())
+        raise InvalidOption(f"Name one source: {', '.join(flags)} or {last}.")
+    (kind,) = named
+    known = [option.name for option in list_options(KINDS[kind])]
+    foreign = [
+        find_flag(each) for each in list_options(SourceFlags) if each.name in set(given) - {*known, kind}
+    ]
+    if foreign:
+        raise InvalidOption(f"A source of kind {kind} takes no {', '.join(foreign)}.")
+    options = {name: given[name] for name in known if name in given}
+    if kind == FILES:
+        options["files"] = list(map(absolute, options["files"]))
+    if kind == TREE:
+        options["folder"] = absolute(options["folder"])
+    return kind, options
 
 
 def leave_out(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,11 @@ class Help:
     """The help of an option, as shown by commands, the API and the docs.
 
     Commands show `text`, the API and the docs `text` and `more`, and the docs also `default` of an option that has no
-    value of its own by default. `unset` is the default that the help of a flag shows in brackets. `choices` are all
-    values that are possible with any model. `least` is the smallest useful number, which a model may raise; with a
-    `most`, numbers outside of both are refused. Requests that differ only in what is not `is_compared` are repeats of
-    each other.
+    value of its own by default. `unset` is the default that the help of a flag shows in brackets, and `flag` its name
+    if that is not the option's. `choices` are all values that are possible with any model. `least` is the smallest
+    useful number, which a model may raise; with a `most`, numbers outside of both are refused, and texts that are empty
+    or longer. A list has at least `least` texts of at most `most` characters; if `are_names`, a command takes them
+    separated by commas, too. Requests that differ only in what is not `is_compared` are repeats of each other.
     """
 
     text: str
@@ -29,7 +30,10 @@ class Help:
     choices: tuple[str, ...] = ()
     least: int | None = None
     most: int | None = None
+    pattern: str | None = None
     example: str | None = None
+    flag: str | None = None
+    are_names: bool = False
     is_compared: bool = True
     is_older_name: bool = False
 
@@ -40,7 +44,7 @@ class Help:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A field of a dataclass of options: its name, its type without None, its help, and its default."""
+    """A field of a dataclass of options: its name, its type without None, its help, and its default or MISSING."""
 
     name: str
     kind: Any

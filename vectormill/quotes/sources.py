@@ -10,8 +10,9 @@ from vectormill.jobs.item import Item, Items
 from vectormill.quotes.figure import Figure
 from vectormill.quotes.sample import MOST_ROWS, TextSample
 from vectormill.sources.opening import PATIENCE_SECONDS, open_source
+from vectormill.sources.options import PUSH
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import PUSH, Source
+from vectormill.sources.source import Source
 from vectormill.sources.sql import SqlReader
 
 # A planner's number of rows of a query may be wrong by this factor.

@@ -13,7 +13,8 @@ from sqlalchemy import Connection, text
 
 from vectormill.runs.differences import list_failed_keys
 from vectormill.runs.run import GOOD_RUN_STATES, READING, REINDEX, Run
-from vectormill.sources.source import FULL_EVERY_HOURS, Source
+from vectormill.sources.options import FULL_EVERY_HOURS
+from vectormill.sources.source import Source
 
 # The member of the report of a reading.
 CHANGED: Final = "changed"

@@ -43,7 +43,7 @@ from vectormill.schedules.schedule import (
     check_overlap,
     check_schedule_name,
 )
-from vectormill.sources.source import PUSH
+from vectormill.sources.options import PUSH
 
 # The counts read the runs of one schedule since its last success, through the index of (schedule_id, created_at).
 SCHEDULES_WITH_RUNS = f"""

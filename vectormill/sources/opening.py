@@ -10,24 +10,20 @@ from psycopg import sql
 
 from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.jobs.item import Item, split_pair
-from vectormill.sources.own_texts import OwnTextReader
-from vectormill.sources.passages import PassageReader
-from vectormill.sources.pushes import PushReader
-from vectormill.sources.reader import Reader, SourcePlace
-from vectormill.sources.source import (
-    NONE,
+from vectormill.sources.options import (
     PUSH,
     FileOptions,
     Options,
     OwnTextOptions,
     PushOptions,
-    Source,
     SqlOptions,
     TreeOptions,
-    parse_options,
-    parse_split,
-    refuse_unfit,
 )
+from vectormill.sources.own_texts import OwnTextReader
+from vectormill.sources.passages import PassageReader
+from vectormill.sources.pushes import PushReader
+from vectormill.sources.reader import Reader, SourcePlace
+from vectormill.sources.source import NONE, Source, parse_options, parse_split, refuse_unfit
 from vectormill.sources.sql import SqlReader, ask_for, write_array
 
 

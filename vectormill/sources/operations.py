@@ -10,18 +10,21 @@ import msgspec
 from msgspec import Meta, Struct
 
 from vectormill.domain.credentials import hide_in_options
+from vectormill.domain.options import list_options
 from vectormill.jobs.job import RequestedJob
 from vectormill.jobs.operations import LINES_EXAMPLE, ItemBody, OptionsBody, QuoteBody
 from vectormill.keys.api_key import READ, SOURCES, WRITE
 from vectormill.moments import Moment
 from vectormill.operation import NO_CONTENT, Identifier, Nothing, Operation, describe, one_of, struct_of
-from vectormill.sources.source import SOURCE_KINDS, SavedSource
+from vectormill.sources.options import KINDS, SOURCE_KINDS
+from vectormill.sources.source import SavedSource
 
 if TYPE_CHECKING:
     from vectormill.sources.following import Following
     from vectormill.sources.opening import SourceReport
 
 Kind = Annotated[str, one_of(SOURCE_KINDS)]
+OPTION_NAMES: Final = {kind: [each.name for each in list_options(KINDS[kind])] for kind in KINDS}
 
 
 class SourceRequest(Struct, forbid_unknown_fields=True):
@@ -31,9 +34,9 @@ class SourceRequest(Struct, forbid_unknown_fields=True):
     options: Annotated[
         dict[str, Any],
         Meta(
-            description="Options of its kind. sql: query, key, text, text_pair, "
-            "metadata or metadata_json, pages, changed, full_every_hours, url_env or url_file; files: files, key, "
-            "text, text_pair, metadata or metadata_json, format; tree: folder, include, exclude."
+            description="Options of its kind. "
+            + "; ".join(f"{kind}: {', '.join(each)}" for kind, each in OPTION_NAMES.items() if each)
+            + "."
         ),
     ] = msgspec.field(default_factory=dict)
     split: Annotated[

@@ -20,8 +20,8 @@ from vectormill.jobs.chunk import decode_payload, encode_payload
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.runs.run import FAILED, TERMINAL_RUN_STATES, UPLOADING
+from vectormill.sources.options import PUSH
 from vectormill.sources.reader import Reader, SourcePlace, describe_database_error
-from vectormill.sources.source import PUSH
 from vectormill.sources.sources import find_source
 
 # The size limits of one part: an indexer holds a whole part in memory, and a part is one row of Postgres.

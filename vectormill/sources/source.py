@@ -1,12 +1,12 @@
-"""Source: where a collection's texts come from, with the options of each kind of source and their checks.
+"""Source: where a collection's texts come from, and the checks of what it is described by.
 
-Each kind of source is a class of options, listed in KINDS. `open_source` (opening.py) returns its reader.
+Each kind has options of its own (options.py). `open_source` (opening.py) returns the reader of a source.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -14,23 +14,8 @@ from msgspec import Meta
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import JUDGE
-from vectormill.files.formats import InputName
-from vectormill.rows.columns import Columns
-
-SQL: Final = "sql"  # a query on any database that SQLAlchemy supports
-FILES: Final = "files"  # JSONL, CSV and Parquet files, by name or glob
-TREE: Final = "tree"  # text and Markdown files below a folder
-PUSH: Final = "push"  # rows that a client streams
-OWN_TEXTS: Final = "own_texts"  # texts that the collection itself keeps
-
-# Protocols of files on the reading machine itself.
-LOCAL: Final = ("file", "local")
-
-# How often a source that names a column of changes is read as a whole, in hours.
-FULL_EVERY_HOURS: Final = 7 * 24
-
-# The default name of the key column.
-KEY_COLUMN: Final = "key"
+from vectormill.operation import struct_of
+from vectormill.sources.options import KEY_COLUMN, KINDS, SQL, Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,144 +51,8 @@ class SavedSource:
     updated_at: datetime
 
 
-Named = Annotated[str, Meta(min_length=1, max_length=1024)]
-Names = Annotated[tuple[Named, ...], Meta(max_length=256)]
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base class of the options of one kind of source, which are checked before anything is read."""
-
-    kind: ClassVar[str]
-    # How the error message goes on if a collection needs pairs and the source names no second texts; None if
-    # rows may be pairs anyway.
-    how_to_pair: ClassVar[str | None] = None
-    # True if documents of this kind of source may be split into passages.
-    can_be_split: ClassVar[bool] = True
-
-    def check(self) -> None:
-        """Raise InvalidOption if options exclude each other or contain something that must not be stored."""
-
-    def local_files(self) -> Iterable[str]:
-        """Return the files, patterns and folders of the machine that reads the source."""
-        return ()
-
-
-class ColumnOptions(Options, frozen=True, kw_only=True):
-    """Options that name the columns of a source of rows.
-
-    `text_pair` is the column of the second text if items are pairs. `metadata` names the columns that become
-    metadata; `metadata_json` names instead one column that holds JSON objects.
-    """
-
-    how_to_pair = "; set text_pair to the column of the second ones"
-
-    key: Named = KEY_COLUMN
-    text: Named = "text"
-    text_pair: Named | None = None
-    metadata: Names = ()
-    metadata_json: Named | None = None
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """Return the names of the columns that hold texts."""
-        return (self.text, self.text_pair) if self.text_pair else (self.text,)
-
-    @property
-    def item_columns(self) -> Columns:
-        """Return the columns that make an item."""
-        return Columns(self.text, self.key, self.text_pair, self.metadata, self.metadata_json)
-
-    def check(self) -> None:
-        if self.metadata and self.metadata_json:
-            raise InvalidOption(
-                "Set metadata (columns) or metadata_json (one column of JSON objects), not both."
-            )
-
-
-class SqlOptions(ColumnOptions, frozen=True, kw_only=True):
-    """Options of a SQL query. Without `url_env` and `url_file` it runs on Vectormill's own Postgres."""
-
-    kind = SQL
-
-    query: Annotated[str, Meta(min_length=1, max_length=100_000)]
-    # Read in the order of the key, a page in each transaction, instead of all rows in one.
-    pages: bool = False
-    # The column that grows with each change of a row. If it is named, a run reads only rows that changed; one run in
-    # `full_every_hours` reads all, since only that finds rows which vanished.
-    changed: Named | None = None
-    full_every_hours: Annotated[int, Meta(ge=1, le=24 * 366)] = FULL_EVERY_HOURS
-    url_env: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)] | None = None
-    url_file: Named | None = None
-
-    def check(self) -> None:
-        ColumnOptions.check(self)
-        if self.url_env and self.url_file:
-            raise InvalidOption("Set url_env or url_file, not both: each says where the database's URL is.")
-
-    def local_files(self) -> Iterable[str]:
-        return (self.url_file,) if self.url_file else ()
-
-
-class FileOptions(ColumnOptions, frozen=True, kw_only=True):
-    """Options of files, by path, URL or glob. `format` is inferred from the file names unless it is given."""
-
-    kind = FILES
-
-    files: Annotated[Names, Meta(min_length=1)]
-    format: InputName | None = None
-
-    def check(self) -> None:
-        ColumnOptions.check(self)
-        for name in self.files:
-            host = name.partition("://")[2].partition("/")[0]
-            if "@" in host and ":" in host.rpartition("@")[0]:
-                raise InvalidOption(
-                    "A password in a file's URL would be stored and shown. Configure it in the process that reads the "
-                    "files instead, as its store expects (for S3: AWS_SECRET_ACCESS_KEY, a profile or a role)."
-                )
-
-    def local_files(self) -> Iterable[str]:
-        for name in self.files:
-            protocol, mark, path = name.rpartition("://")
-            if not mark or protocol in LOCAL:
-                yield path
-
-
-class TreeOptions(Options, frozen=True, kw_only=True):
-    """Options of a folder and the patterns of its files.
-
-    In a pattern `**` matches any number of folders; a pattern without a slash matches file names in every
-    folder.
-    """
-
-    kind = TREE
-    how_to_pair = ", but a tree has one per file; use a source with text_pair"
-
-    folder: Named
-    include: Names = ("*.md", "*.markdown", "*.txt", "*.rst")
-    exclude: Names = ()
-
-    def local_files(self) -> Iterable[str]:
-        return (self.folder,)
-
-
-class PushOptions(Options, frozen=True, kw_only=True):
-    """Options of a push; there are none, as the client sends the rows."""
-
-    kind = PUSH
-
-
-class OwnTextOptions(Options, frozen=True, kw_only=True):
-    """Options of the collection's own texts; there are none. Kept texts are passages already if split."""
-
-    kind = OWN_TEXTS
-    can_be_split = False
-
-
-KINDS: Final[Mapping[str, type[Options]]] = {
-    each.kind: each for each in (SqlOptions, FileOptions, TreeOptions, PushOptions, OwnTextOptions)
-}
-SOURCE_KINDS: Final = tuple(KINDS)
+# The types as which options are read.
+BODIES: Final = {kind: struct_of(options) for kind, options in KINDS.items()}
 
 NONE: Final = "none"
 PARAGRAPHS: Final = "paragraphs"
@@ -230,7 +79,8 @@ def parse_options(source: Source) -> Options:
     """Return the options of the source's kind. Raise InvalidOption, naming the field, if one does not fit."""
     if source.kind not in KINDS:
         raise InvalidOption(f"Unknown source kind {source.kind!r}; expected one of: {', '.join(KINDS)}.")
-    options: Options = _convert(source.options, KINDS[source.kind], f"A source of kind {source.kind}")
+    read = _convert(source.options, BODIES[source.kind], f"A source of kind {source.kind}")
+    options = KINDS[source.kind](**msgspec.structs.asdict(read))
     options.check()
     return options
 

@@ -9,6 +9,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
@@ -43,6 +44,7 @@ from vectormill.domain.errors import InvalidItem, SourceFailed
 from vectormill.jobs.item import Item
 from vectormill.rows.decoding import RowBatch
 from vectormill.settings import Settings
+from vectormill.sources.options import SqlOptions
 from vectormill.sources.reader import (
     MOST_ROWS,
     BatchSize,
@@ -52,7 +54,6 @@ from vectormill.sources.reader import (
     choose_failure,
 )
 from vectormill.sources.settings import read_url
-from vectormill.sources.source import SqlOptions
 
 APPLICATION_NAME: Final = "vectormill source"
 
@@ -151,7 +152,7 @@ class SqlReader(Reader):
         if is_new:
             narrowed = f"WHERE {is_new}{write_failed(dialect, self._options.key, self._failed)}"
             narrowed_query = ask_for(self._options.query, rest=narrowed)
-            self._options = msgspec.structs.replace(self._options, query=narrowed_query)
+            self._options = replace(self._options, query=narrowed_query)
 
     def _read_at_once(self, connection: Connection, size: BatchSize) -> Iterator[Values]:
         """Yield batches of rows, all from one transaction."""
@@ -288,7 +289,7 @@ class SqlReader(Reader):
         if num_all > num_rows:
             share = num_rows / num_all
             query = ask_for(self._options.query, rest=f"WHERE random() < {share}")
-            self._options = msgspec.structs.replace(self._options, query=query)
+            self._options = replace(self._options, query=query)
         return num_all, num_distinct
 
     @contextmanager

@@ -20,8 +20,9 @@ from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.settings import Settings
 from vectormill.sources import files
 from vectormill.sources.opening import check_source, open_source
+from vectormill.sources.options import FILES, PUSH, SQL, TREE
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import FILES, PUSH, SQL, TREE, Source
+from vectormill.sources.source import Source
 
 
 def place(engine: Engine, **settings: Any) -> SourcePlace:

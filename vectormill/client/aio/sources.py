@@ -32,7 +32,7 @@ class SourceCalls(Transport):
     ) -> SourceBody:
         """Set the collection's source. Its first rows are read before, unless `check` is False.
 
-        `kind` is sql, files, tree, push or own_texts. For `options` and `split` see docs/SOURCES.md.
+        For `kind`, `options` and `split` see docs/SOURCES.md.
         """
         body = {"kind": kind, "options": dict(options or {}), "split": dict(split or {})}
         return await self.ask(source_operations.SET, collection, body=body, params={"check": check})
