@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, text
 
+from vectormill.batches.files import MAX_SEQ
 from vectormill.batches.request_batch import (
     BATCH,
     CANCELLING,
@@ -70,7 +71,6 @@ _BATCH: Final = """
 """
 FIND_BATCH = text(f"{_BATCH} WHERE batch.id = :batch_id")
 LIST_BATCHES = text(f"{_BATCH} WHERE batch.seq < :before_seq ORDER BY batch.seq DESC LIMIT :limit")
-_MAX_SEQ: Final = 2**63 - 1
 
 # Equal requests take this lock in turn, so that the second finds the batch that the first has created.
 TAKE_TURN = text("SELECT pg_advisory_xact_lock(hashtextextended(:content, 17))")
@@ -194,7 +194,7 @@ def list_batches(connection: Connection, *, after: UUID | None, limit: int) -> l
 
     Raise RequestBatchNotFound if the batch `after` does not exist.
     """
-    before_seq = _MAX_SEQ if after is None else find_batch(connection, after).seq
+    before_seq = MAX_SEQ if after is None else find_batch(connection, after).seq
     rows = connection.execute(LIST_BATCHES, {"before_seq": before_seq, "limit": limit})
     return [RequestBatch(**row._mapping) for row in rows]
 

@@ -52,7 +52,7 @@ LIST_OLDEST = text(f"{_FILE} {_UNEXPIRED} AND seq > :after ORDER BY seq LIMIT :l
 LIST_OLDEST_OF_PURPOSE = text(
     f"{_FILE} {_UNEXPIRED} AND purpose = :purpose AND seq > :after ORDER BY seq LIMIT :limit"
 )
-_MAX_SEQ: Final = 2**63 - 1
+MAX_SEQ: Final = 2**63 - 1
 
 
 def list_files(
@@ -62,7 +62,7 @@ def list_files(
 
     Raise RequestFileNotFound if the file `after` does not exist.
     """
-    start = _MAX_SEQ if is_newest_first else 0
+    start = MAX_SEQ if is_newest_first else 0
     if after is not None:
         start = find_file(connection, after).seq
     values = {"purpose": purpose, "after": start, "limit": limit}

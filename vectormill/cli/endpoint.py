@@ -13,7 +13,8 @@ from vectormill.domain.errors import ConfigurationError, Unavailable
 from vectormill.embedded.data_dir import LOCK_NAME, RunningStack, find_running, read_holder
 from vectormill.settings import Server, Settings, load_settings
 
-# The longest time that `vectormill up` may take to start.
+# The longest time that `vectormill up` may take to start: the first start creates a Postgres cluster and loads a model,
+# and crash recovery may replay a large log.
 START_SECONDS: Final = 300.0
 POLL_SECONDS: Final = 0.1
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn, Self
 
+from vectormill.cli.endpoint import START_SECONDS
 from vectormill.cli.extras import require_service
 from vectormill.domain.errors import Unavailable
 from vectormill.embedded.account import make_data_dir
@@ -22,8 +23,6 @@ from vectormill.processes.logs import open_log, tail_of
 from vectormill.settings import PREFIX, process_environment
 
 COMMAND: Final = (sys.executable, "-m", "vectormill.cli")
-# The first start creates a Postgres cluster and loads a model; crash recovery may replay a large log.
-START_SECONDS: Final = 300.0
 # `up` promises to stop within 15 s.
 END: Final = ((signal.SIGTERM, 30.0),)
 POLL_SECONDS: Final = 0.1
