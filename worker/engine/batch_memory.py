@@ -24,7 +24,12 @@ from worker.runner.memory import MemoryReport
 
 logger = logging.getLogger(__name__)
 
-# A factor by which a prediction has to be exceeded, so that it is not corrected by every other batch.
+# A batch tells how well its memory was predicted if it was to take this share of what is free. In a smaller one, what
+# kernels take whatever its size weighs more.
+LEAST_SHARE: Final = 1 / 4
+# A correction loses this share with each report of batches that took less: half of it in three minutes.
+FADING: Final = 0.001
+# A factor by which what was logged has to be exceeded, so that not every other batch is logged.
 SMALLEST_CHANGE: Final = 1.02
 
 
@@ -32,8 +37,8 @@ class BatchMemory:
     """The memory of batches on each device. Without a replica the model is whole on the one device.
 
     `footprints` is empty if the model's files do not state its sizes: then only errors and watermarks limit batches.
-    On devices whose allocator tells what tensors took, a batch that took more than was predicted corrects all
-    predictions for that device by the same factor.
+    On devices whose allocator tells what tensors took, a large batch that took more than was predicted corrects all
+    predictions for that device by the same factor, which fades while others take less.
     """
 
     def __init__(
@@ -44,6 +49,8 @@ class BatchMemory:
         self._pads = not report.is_packed
         self._names = [device.name for device in devices]
         self._excess = [1.0] * len(devices)
+        self._logged = list(self._excess)
+        self._free_bytes: Sequence[int] = ()
         # The largest prediction for each device since the last report; and for the report before, what tensors took and
         # what was predicted. A batch that is queued takes memory before it is done, when the next report has it.
         self._predicted = [0] * len(devices)
@@ -55,6 +62,7 @@ class BatchMemory:
         The device on which least fits decides. Ranks that encode different texts have parts that are cut between
         sequences, so that where none is padded a part may have almost a sequence more than its share.
         """
+        self._free_bytes = free_bytes
         free = [int(each / excess) for each, excess in zip(free_bytes, self._excess, strict=False)]
 
         def largest_batch_tokens(length: int) -> int:
@@ -68,31 +76,31 @@ class BatchMemory:
         return largest_batch_tokens
 
     def note(self, num_tokens: int, length: int) -> None:
-        """Remember a batch that was encoded, with `num_tokens`, padding included, in texts of at most `length`."""
+        """Remember a batch that has ended: `num_tokens`, padding included, in texts of at most `length`."""
         num_sequences = -(-num_tokens // (length * self._num_parts))
         self._predicted = [
             max(most, need.predict_batch_bytes(num_sequences, length))
             for need, most in zip(self.footprints, self._predicted, strict=False)
         ]
 
-    def hear(self, memory: MemoryReport) -> bool:
-        """Compare what tensors took with what was predicted. Return True if a prediction was corrected."""
-        is_corrected = False
+    def hear(self, memory: MemoryReport) -> None:
+        """Compare what tensors took with what was predicted, and correct the predictions."""
         reports = memory.ranks or (memory,)
         for place, (need, report) in enumerate(zip(self.footprints, reports, strict=False)):
             taken, predicted = self._before[place]
             self._before[place] = report.device_bytes - need.weight_bytes, self._predicted[place]
-            most = max(predicted, self._predicted[place])
-            if predicted and taken > SMALLEST_CHANGE * most * self._excess[place]:
+            most, excess = max(predicted, self._predicted[place]), self._excess[place]
+            if not predicted or most * excess < LEAST_SHARE * self._free_bytes[place]:
+                continue
+            self._excess[place] = max(1.0, taken / most, (1 - FADING) * excess)
+            if taken > SMALLEST_CHANGE * most * self._logged[place]:
+                self._logged[place] = taken / most
                 logger.warning(
-                    "Batches took %.2f times the memory that was predicted on %s, and are smaller from now on.",
+                    "A batch took %.2f times the memory that was predicted on %s; batches are smaller while they do.",
                     taken / most,
                     self._names[place],
                 )
-                self._excess[place] = taken / most
-                is_corrected = True
         self._predicted = [0] * len(self._predicted)
-        return is_corrected
 
 
 def _predict(

@@ -92,7 +92,7 @@ class CanaryCheck:
 
     canary: Canary
     num_due: int = 0  # batches that are still to be sent
-    numbers: set[int] = field(default_factory=set)  # of those batches that are with the process
+    numbers: dict[int, Batch] = field(default_factory=dict)  # the batches that are with the process
     flaw: str = ""
     has_turned: bool = False
     failed: list[FailedBatch] = field(default_factory=list)
@@ -129,13 +129,13 @@ class CanaryCheck:
 
     def next_batch(self, number: int) -> Batch:
         self.num_due -= 1
-        self.numbers.add(number)
         num_texts = len(self.canary.batch)
         self._num_rows = max(num_texts, self._num_rows % MOST_ROWS + 1)
-        return self.canary.batch.take(np.arange(self._num_rows) % num_texts)
+        self.numbers[number] = batch = self.canary.batch.take(np.arange(self._num_rows) % num_texts)
+        return batch
 
     def hear(self, number: int, results: Ragged) -> None:
-        self.numbers.discard(number)
+        self.numbers.pop(number, None)
         num_texts = len(self.canary.batch)
         if not self._expected:
             self._expected = [results.row(place).copy() for place in range(num_texts)]
@@ -145,7 +145,7 @@ class CanaryCheck:
                 self.flaw, self.has_turned = self.flaw or flaw, True
 
     def hear_failure(self, number: int, reason: str) -> None:
-        self.numbers.discard(number)
+        self.numbers.pop(number, None)
         self.flaw = self.flaw or reason
 
     def end(self) -> None:
@@ -299,6 +299,7 @@ class InFlight:
 
     def _hear_canary(self, message: Encoded | EncodeFailed) -> None:
         self.started.pop(message.number, None)
+        self._tuner.note(self.check.numbers[message.number])
         if isinstance(message, Encoded):
             self.check.hear(message.number, message.results)
         else:
@@ -335,6 +336,7 @@ class InFlight:
 
     def _end(self, number: int) -> OwnedBatch:
         self.started.pop(number, None)
+        self._tuner.note(self.outstanding[number].batch)
         return self.outstanding.pop(number)
 
     def _return(self, *works: OwnedBatch) -> None:

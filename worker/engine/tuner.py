@@ -11,7 +11,7 @@ from typing import Any, Final
 from vectormill.domain.errors import ModelError
 from vectormill.jobs.chunk import LARGEST_CHUNK_TOKENS
 from vectormill.models.model_card import ModelCard
-from worker.batching.batch import OwnedBatch
+from worker.batching.batch import Batch, OwnedBatch
 from worker.batching.budget import SMALLEST_TOKENS, BudgetRules, TokenBudget
 from worker.batching.cost import BatchCost, LengthBuckets, find_quadratic_length
 from worker.devices.device import CPU, Device
@@ -138,13 +138,18 @@ class Tuner:
         likes_lengths = self._cost.pads or self._cost.tile_tokens > 0
         return choose_tokens_in_flight(self.largest_batch_tokens, num_started, pads=likes_lengths)
 
-    def observe_encoded(self, work: OwnedBatch, seconds: float, memory: MemoryReport | None) -> None:
+    def note(self, batch: Batch) -> None:
+        """Remember a batch that has ended, whatever its outcome: the next report has the memory that it took."""
         if self._predicted is not None:
-            num_computed = len(work.batch) * work.length if self._cost.pads else work.batch.num_tokens
-            self._predicted.note(num_computed, work.length)
+            length = self._cost.find_length(batch.max_length)
+            self._predicted.note(len(batch) * length if self._cost.pads else batch.num_tokens, length)
+
+    def observe_encoded(self, work: OwnedBatch, seconds: float, memory: MemoryReport | None) -> None:
+        """Learn from a batch that was noted before and encoded."""
         if memory is not None:
             self._memory = memory
-            if self._free_bytes and self._predicted is not None and self._predicted.hear(memory):
+            if self._free_bytes and self._predicted is not None:
+                self._predicted.hear(memory)
                 self._budget.largest_batch_tokens = self._predicted.bound(self._free_bytes)
             if self._budget.observe_memory(memory.used_share):
                 logger.warning(

@@ -91,6 +91,8 @@ class Tuned:
     def __init__(self, budget: CountingBudget) -> None:
         self.observe_encoded = budget.observe_encoded
         self.observe_out_of_memory = budget.observe_exhausted
+        self.noted: list[Batch] = []
+        self.note = self.noted.append
 
 
 class CountingQueue(RequestQueue):
@@ -127,7 +129,8 @@ class SimulatedReplica:
         budget = CountingBudget(self.ledger, self.nature.start_tokens)
         self.queue = CountingQueue(BatchLimits(START_TOKENS), budget.max_batch_tokens, lambda: self.now)
         self.queue.ledger, self.queue.is_of_group = self.ledger, self.nature.is_group
-        self.in_flight = InFlight(self.queue, cast(Any, Tuned(budget)), CANARY, 4)
+        self.tuned = Tuned(budget)
+        self.in_flight = InFlight(self.queue, cast(Any, self.tuned), CANARY, 4)
         self.load()
 
     def load(self) -> None:
@@ -176,6 +179,10 @@ class SimulatedReplica:
             self.in_flight.hear(Encoded(message.number, Ragged.from_matrix(vectors), 0.1))
         else:
             self._encode(message)
+        has_ended = bool(self.tuned.noted) and self.tuned.noted[-1] is message.batch
+        assert has_ended or self.in_flight.is_sickness or self.ledger.num_reloads, (
+            "its memory is in the next report"
+        )
         if flaw := self.in_flight.check.flaw:
             self.lose(RunnerLost(flaw, is_sick=True))
 

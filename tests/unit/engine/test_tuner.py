@@ -2,12 +2,12 @@
 
 import logging
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.models import read_card
@@ -19,7 +19,7 @@ from worker.batching.limits import BatchLimits
 from worker.batching.pool import SequencePool
 from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.encoder import Choice, EncoderReport
-from worker.engine.batch_memory import SMALLEST_CHANGE, BatchMemory
+from worker.engine.batch_memory import LEAST_SHARE, BatchMemory
 from worker.engine.engine import Engine
 from worker.engine.tuner import (
     LEAST_TOKENS_IN_FLIGHT,
@@ -157,9 +157,9 @@ def test_the_batches_of_a_shared_model_grow_like_those_of_a_single_device(tmp_pa
     devices = tuple(Device(f"cuda:{n}", CUDA, n, (), 2, GIB, description="a device") for n in range(2))
     stages = tuple(Stage(3 * n, 3, (Shard(device.name, GIB, 0, 0),)) for n, device in enumerate(devices))
     sharing = Sharing(Replica(PIPELINE, stages, 1 << 20, 1.0), devices)
-    for settings, state in ((WorkerSettings(), "tuning"), (WorkerSettings(max_batch_tokens=512), "fixed")):
+    for chosen, state in ((WorkerSettings(), "tuning"), (WorkerSettings(max_batch_tokens=512), "fixed")):
         alone, shared = (
-            Engine(CARD, devices[0], settings, tmp_path, sharing=each)._tuner.describe()["budgets"]
+            Engine(CARD, devices[0], chosen, tmp_path, sharing=each)._tuner.describe()["budgets"]
             for each in (None, sharing)
         )
         assert shared == alone
@@ -225,41 +225,95 @@ def test_an_extraction_is_costed_by_its_squares_and_bounded_by_what_they_take() 
         assert len(batch) * length**2 * (8 + 1 + 4) <= free_bytes
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 64), st.integers(1, 256), st.booleans()), min_size=3, max_size=30),
-    st.floats(0.5, 3.0),
+@dataclass
+class MeasuredDevices:
+    """A model on two devices: batches on the second take `factor` times what is predicted, and `more`.
+
+    A report has the peak since the last one, and that of a batch which is queued.
+    """
+
+    factor: float
+    more: int
+    is_told: list[bool]  # for one batch after another, whether it brings a report
+    num_ended: int = 0
+    begun: tuple[OwnedBatch, str] | None = None
+
+    def __post_init__(self) -> None:
+        devices = tuple(Device(f"cuda:{n}", CUDA, n, (), 2, 4 * GIB) for n in range(2))
+        stages = tuple(Stage(3 * n, 3, (Shard(device.name, GIB, 0, 0),)) for n, device in enumerate(devices))
+        replica = Replica(PIPELINE, stages, 1, 1.0)
+        settings = WorkerSettings(max_batch_tokens=1 << 24)
+        self.tuner = Tuner(CARD, devices[0], settings, Sharing(replica, devices))
+        self.tuner.begin(report(), join_reports([memory(0.5), memory(0.5)]), BatchCost())
+        self.needs = BatchMemory(CARD, report(), devices, replica).footprints
+        self.free_bytes = int((0.9 - 0.5) * 4 * GIB)
+        self.peaks = [0.0, 0.0]
+
+    def bound(self, factor: float, more: float = 0) -> int:
+        """Return the bound by memory if the second device takes so much."""
+        first, second = self.needs
+        left = int((self.free_bytes - more) / factor)
+        return min(
+            first.largest_batch_tokens(self.free_bytes, LENGTH), second.largest_batch_tokens(left, LENGTH)
+        )
+
+    def run(self, num_sequences: int, length: int, outcome: str = "encoded") -> None:
+        """Begin a batch, and then end the one before: this one was queued behind it."""
+        share = 0.9 if outcome == "exhausted" else 1.0  # what was allocated when the next bytes were refused
+        taken = [share * need.predict_batch_bytes(num_sequences, length) for need in self.needs]
+        taken[1] = self.factor * taken[1] + self.more
+        self.peaks = [max(pair) for pair in zip(self.peaks, taken, strict=True)]
+        ending, self.begun = self.begun, (make_work(num_sequences, length), outcome)
+        if ending is None:
+            return
+        self.num_ended += 1
+        work, outcome = ending
+        self.tuner.note(work.batch)
+        if outcome == "encoded":
+            told = None
+            if self.is_told[self.num_ended % len(self.is_told)]:
+                ranks = [
+                    replace(memory(0.5), device_bytes=int(need.weight_bytes + peak))
+                    for need, peak in zip(self.needs, self.peaks, strict=True)
+                ]
+                told, self.peaks = join_reports(ranks), taken
+            self.tuner.observe_encoded(work, 0.1, told)
+
+
+LENGTH = 128
+ENDED = st.tuples(
+    st.integers(0, 12).map(lambda power: 1 << power),
+    st.integers(1, 256),
+    st.sampled_from(["encoded", "encoded", "exhausted", "known text"]),
 )
-def test_batches_are_bounded_by_what_they_took_and_not_by_what_was_predicted(
-    batches: list[tuple[int, int, bool]], factor: float
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    batches=st.lists(ENDED, max_size=30),
+    factor=st.sampled_from([0.5, 1.0, 1.3, 2.5]),
+    more=st.sampled_from([0, 17_500_000]),
+    is_told=st.lists(st.booleans(), min_size=1, max_size=5).filter(any),
+)
+def test_batches_are_bounded_by_what_large_ones_took_whatever_has_failed_or_was_small(
+    batches: list[tuple[int, int, str]], factor: float, more: int, is_told: list[bool]
 ) -> None:
-    """The second of two devices takes `factor` times what is predicted; not every batch brings a report."""
-    devices = tuple(Device(f"cuda:{n}", CUDA, n, (), 2, 16 * GIB) for n in range(2))
-    stages = tuple(Stage(3 * n, 3, (Shard(device.name, GIB, 0, 0),)) for n, device in enumerate(devices))
-    tuner = Tuner(
-        CARD,
-        devices[0],
-        WorkerSettings(max_batch_tokens=1 << 24),
-        Sharing(Replica(PIPELINE, stages, 1, 1.0), devices),
+    """A failed batch, known texts and small batches correct nothing; full ones do, until others take less."""
+    devices = MeasuredDevices(factor, more, is_told)
+    before = devices.tuner.max_batch_tokens(LENGTH)
+    assert before == devices.bound(1.0)
+    for num_sequences, length, outcome in batches:
+        devices.run(num_sequences, length, outcome)
+        # What a batch takes besides is at most so much of one that is large enough to tell.
+        least = devices.bound(max(1.0, factor + more / (LEAST_SHARE * devices.free_bytes)))
+        assert least - LENGTH <= devices.tuner.max_batch_tokens(LENGTH) <= before
+    for _ in range(30):
+        devices.run(devices.tuner.max_batch_tokens(LENGTH) // LENGTH, LENGTH)
+    at_last = devices.tuner.max_batch_tokens(LENGTH)
+    assert at_last <= 1.05 * devices.bound(max(1.0, factor), more) + 2 * LENGTH, (
+        "what full batches took is known"
     )
-    tuner.begin(report(), join_reports([memory(0.5), memory(0.5)]), BatchCost())
-    needs = BatchMemory(CARD, report(), devices, Replica(PIPELINE, stages, 1, 1.0)).footprints
-    before, largest = tuner.max_batch_tokens(128), [0, 0]
-    for num_sequences, length, is_told in (*batches, *[(64, 256, True)] * 3):
-        taken = [need.predict_batch_bytes(num_sequences, length) for need in needs]
-        largest = [max(pair) for pair in zip(largest, taken, strict=True)]
-        told = None
-        if is_told:
-            ranks = [
-                replace(memory(0.5), device_bytes=int(need.weight_bytes + more * most))
-                for need, more, most in zip(needs, (1.0, factor), largest, strict=True)
-            ]
-            told, largest = join_reports(ranks), [0, 0]
-        tuner.observe_encoded(make_work(num_sequences, length), 0.1, told)
-    free_bytes = int((0.9 - 0.5) * 16 * GIB)
-    expected = min(
-        need.largest_batch_tokens(int(free_bytes / max(1.0, more)), 128)
-        for need, more in zip(needs, (1.0, factor), strict=True)
-    )
-    # What a batch takes whatever its size is not part of the factor.
-    assert expected <= tuner.max_batch_tokens(128) <= math.ceil(SMALLEST_CHANGE * expected) + 4 * 128
-    assert tuner.max_batch_tokens(128) <= before
+    devices.factor, devices.more = 1.0, 0
+    for _ in range(60 * len(is_told)):
+        devices.run(devices.tuner.max_batch_tokens(LENGTH) // LENGTH, LENGTH)
+    assert devices.tuner.max_batch_tokens(LENGTH) > at_last or at_last > before - 2 * LENGTH
