@@ -4,12 +4,12 @@ It neither chooses nor explains any. Devices with fast links between them are th
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from typing import Final
 
-from worker.devices.device import BYTES_PER_SECOND, LINK_KINDS, Links
+from worker.devices.device import BYTES_PER_SECOND, CPU, LINK_KINDS, Links
 from worker.placement.placement import AUTO, Replica
 from worker.placement.replicas import DoesNotFit, ReplicaBuilder
 from worker.placement.room import DeviceCapacity
@@ -21,6 +21,8 @@ MOST_FLEETS = 128
 # With more devices than these, no plan that leaves some idle is tried, because grouping them leaves some idle anyway.
 MOST_LEFT_IDLE: Final = 16
 
+NO_SHARE: Final = "the others need its share of main memory"
+
 Group = tuple[DeviceCapacity, ...]
 
 
@@ -30,10 +32,13 @@ def group_rooms(rooms: Sequence[DeviceCapacity], size: int, links: Links) -> lis
     Parts of one GPU are spread over different groups, because they cannot share a replica.
     """
     groups: list[Group] = []
-    places = find_places(rooms)
-    left = sorted(
-        rooms, key=lambda room: (room.kind, -room.capacity_bytes, places.get(room.name, 0), room.name)
-    )
+    counts: Counter[str] = Counter()
+
+    def place(room: DeviceCapacity) -> int:
+        counts[room.card] += bool(room.card)
+        return counts[room.card]
+
+    left = sorted(rooms, key=lambda room: (room.kind, -room.capacity_bytes, place(room), room.name))
     for kind in sorted(LINK_KINDS, key=BYTES_PER_SECOND.__getitem__, reverse=True):
         remaining: list[DeviceCapacity] = []
         for island in find_islands(left, links, BYTES_PER_SECOND[kind]):
@@ -42,17 +47,6 @@ def group_rooms(rooms: Sequence[DeviceCapacity], size: int, links: Links) -> lis
             remaining += island[whole:]
         left = remaining
     return groups
-
-
-def find_places(rooms: Sequence[DeviceCapacity]) -> dict[str, int]:
-    """Return the number of each GPU partition within its GPU, by device name; whole GPUs are left out."""
-    places: dict[str, int] = {}
-    counts: Counter[str] = Counter()
-    for room in rooms:
-        if room.card:
-            places[room.name] = counts[room.card]
-            counts[room.card] += 1
-    return places
 
 
 def find_islands(
@@ -109,7 +103,7 @@ class Draft:
     strategy: str
     group_size: int
     replicas: tuple[Replica, ...]
-    idle: Mapping[str, str]
+    idle: dict[str, str]
     refusals: tuple[DoesNotFit, ...] = ()
 
     @property
@@ -129,7 +123,12 @@ def draft_plans(
 ) -> Iterator[Draft]:
     """Yield a draft for every allowed strategy, number of devices per replica, and subset of the devices."""
     if strategy == OFFLOAD:
-        yield draft_replicas(rooms, builder, OFFLOAD)
+        largest_first = sorted(rooms, key=lambda room: (room.kind == CPU, -room.capacity_bytes))
+        for number in range(len(rooms), 0, -1):
+            used = [replace(room, host_bytes=room.host_bytes // number) for room in largest_first[:number]]
+            draft = draft_replicas(used, builder, OFFLOAD)
+            others = (room.name for room in largest_first[number:])
+            yield replace(draft, idle=draft.idle | dict.fromkeys(others, NO_SHARE))
         return
     shares = SHARED if strategy in (AUTO, HYBRID) else tuple({strategy} & set(SHARED))
     # Where every device is used in full by a replica of its own, nothing is faster; other plans are drafted to be told.

@@ -73,8 +73,10 @@ def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: PlanRequest) -> 
     for replica in chosen.replicas:
         alike.setdefault(_describe(replica, asked.links), []).append(replica)
     for how, replicas in alike.items():
-        names, shares = [_listed(each.devices) for each in replicas], len(replicas[0].devices) > 1
-        each = f"Each of {_listed(names)}" if not shares else f"({'), ('.join(names)}) share a replica each"
+        names, shares = [list_names(each.devices) for each in replicas], len(replicas[0].devices) > 1
+        each = (
+            f"Each of {list_names(names)}" if not shares else f"({'), ('.join(names)}) share a replica each"
+        )
         one = f"{names[0]} share a replica" if shares else names[0]
         sentences.append(f"{one if len(names) == 1 else each} {how}")
     return tuple(sentences)
@@ -175,7 +177,7 @@ def explain_failure(asked: PlanRequest) -> str:
         why = refusals[0][1].reason if refusals else none
         return f"No {_kind(asked)} is possible: {why}.{_say_ways_out(asked, 0)}"
     name, nearest = min(short, key=lambda each: each[1].missing_bytes)
-    where = _listed([room.name for room in asked.rooms])
+    where = list_names([room.name for room in asked.rooms])
     offered = format_gib(sum(room.capacity_bytes for room in asked.rooms))
     together = f"{where} offer {offered} together" if len(asked.rooms) > 1 else f"{where} offers {offered}"
     used = sum(room.used_bytes for room in asked.rooms)
@@ -213,7 +215,7 @@ def _ways_out(asked: PlanRequest, longest: int) -> Iterator[str]:
     largest = max(rooms, key=lambda room: room.capacity_bytes)
     held = builder.build(OFFLOAD, (replace(largest, host_bytes=sys.maxsize),), "")
     if isinstance(held, Replica) and not longest and asked.settings.strategy in (AUTO, OFFLOAD):
-        lacking = len(rooms) * (held.stages[0].shards[0].host_bytes - largest.host_bytes)
+        lacking = held.stages[0].shards[0].host_bytes - largest.host_bytes
         yield f"{format_gib(lacking)} more main memory, from which layers would be copied for every batch"
     asks_all = asked.settings.strategy == AUTO
     shared = SHARED if asks_all else tuple({asked.settings.strategy} & set(SHARED))
@@ -261,8 +263,8 @@ def smaller_precisions(asked: PlanRequest) -> list[str]:
     return [each for each in asked.settings.precisions if VALUE_BYTES[each] < held]
 
 
-def _listed(names: Sequence[str]) -> str:
-    """Return device names in words: cuda:0 and cuda:1; cuda:0 to cuda:7; cuda:0, cuda:2 and cuda:5."""
+def list_names(names: Sequence[str]) -> str:
+    """Return names in words: cuda:0 and cuda:1; cuda:0 to cuda:7; cuda:0, cuda:2 and cuda:5."""
     numbered = [re.fullmatch(r"(.*\D)(\d+)", name) for name in names]
     if len(names) > 2 and all(numbered):
         numbers = [int(match[2]) for match in numbered if match]

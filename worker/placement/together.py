@@ -30,6 +30,7 @@ from worker.placement.reasons import (
     explain_limit,
     explain_plan,
     explain_rejections,
+    list_names,
     propose_precision,
 )
 from worker.placement.replicas import MinimumNeeds, ReplicaBuilder
@@ -54,7 +55,7 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
     ConfigurationError for devices that do not exist.
     """
     devices = parse_devices(settings.devices, inventory)
-    host_bytes = int(settings.host_share * measure_host(inventory, settings.memory_share)) // len(devices)
+    host_bytes = int(settings.host_share * measure_host(inventory, settings.memory_share))
     rooms = [measure_room(device, settings.memory_share, host_bytes) for device in devices]
     links = inventory.links
 
@@ -218,7 +219,9 @@ def _share_devices(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Pla
         device.name: _take_parts(device, tenants)
         for device in parse_devices(tenants[0].settings.devices, inventory)
     }
-    note = f"{_join([tenant.name for tenant in tenants])} share these devices, their memory and their time."
+    note = (
+        f"{list_names([tenant.name for tenant in tenants])} share these devices, their memory and their time."
+    )
     plans = []
     for place, tenant in enumerate(tenants):
         own = tuple(
@@ -313,7 +316,7 @@ def _divide_devices(
             break
         owned[min(gaining, key=rates.__getitem__)].append(left.pop(0))
     division = "; ".join(
-        f"{tenant.name} has {_join([device.name for device in owned[place]])}"
+        f"{tenant.name} has {list_names([device.name for device in owned[place]])}"
         for place, tenant in enumerate(tenants)
     )
     note = f"The devices are divided among {len(tenants)} models: {division}."
@@ -363,7 +366,3 @@ def _divide_cores(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Plan
         part = replace(part, memory_bytes=own_part.memory_bytes, free_bytes=own_part.free_bytes)
         plans.append(_plan(part, tenant, note))
     return tuple(plans)
-
-
-def _join(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

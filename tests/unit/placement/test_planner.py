@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
@@ -208,19 +208,37 @@ def test_a_plan_never_exceeds_a_device_and_never_idles_one_without_saying_why(
     st.sampled_from([8, 16, 80]),
     st.sampled_from(["0.6B", "7B", "70B"]),
     st.sampled_from(["pcie", "nvlink"]),
+    st.sampled_from(["", ",16cores,20GiB", ",16cores,160GiB"]),
 )
+@example([24], 4, "70B", "pcie", ",16cores,160GiB")
+@example([24], 24, "70B", "pcie", ",16cores,160GiB")
 def test_a_plan_never_gets_worse_when_a_device_is_added(
-    sizes: list[int], more: int, name: str, link: str
+    sizes: list[int], more: int, name: str, link: str, host: str
 ) -> None:
-    def predicted(fleet: list[int]) -> float:
-        devices = "+".join(f"{size}GiB" for size in fleet) + f",{link}"
+    def predict(fleet: list[int]) -> tuple[float, bool]:
+        devices = "+".join(f"{size}GiB" for size in fleet) + f",{link}{host}"
         try:
-            return plan(devices, name, "bf16").relative_rate
+            placement = plan(devices, name, "bf16")
         except ModelDoesNotFit:
-            return 0.0
+            return 0.0, False
+        assert host or placement.strategy != OFFLOAD
+        return placement.relative_rate, placement.strategy == OFFLOAD
 
     # A simpler plan is taken when it is at most 5 % slower; beyond that, more devices are never slower.
-    assert predicted([*sizes, more]) >= 0.95 * predicted(sizes) - 1e-9
+    (before, is_offload), (after, is_offload_still) = predict(sizes), predict([*sizes, more])
+    assert after >= 0.95 * before - 1e-9 or (after and is_offload and not is_offload_still)
+
+
+def test_main_memory_that_one_replica_needs_is_not_divided() -> None:
+    placement = plan("1x24GiB+1x4GiB,16cores,160GiB", "70B", "bf16")
+    assert [replica.devices for replica in placement.replicas] == [("cuda:0",)]
+    assert placement.idle == {"cuda:1": "the others need its share of main memory"}
+    twice = plan("3x24GiB,16cores,350GiB", "70B", "bf16")
+    assert len(twice.replicas) == 2
+    start = time.process_time()
+    many = plan("24x24GiB,16cores,9000GiB", "70B", "fp32", OFFLOAD)
+    assert len(many.replicas) == 24
+    assert time.process_time() - start < 2  # 0.2 s where it was written
 
 
 @settings(max_examples=40, deadline=None)
