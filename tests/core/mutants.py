@@ -588,8 +588,26 @@ MUTANTS: Final = (
     Mutant(
         "a job that is repaired counts its results twice",
         "vectormill/jobs/transitions.py",
-        "-sum(CAST(:num_done AS bigint))",
-        "sum(0 * CAST(:num_done AS bigint))",
+        'f"-sum({name})" for name',
+        'f"sum(0 * {name})" for name',
+    ),
+    Mutant(
+        "a text that a faulty process failed stays failed",
+        "vectormill/jobs/mending.py",
+        " AND code <> ALL(:codes)",
+        "",
+    ),
+    Mutant(
+        "a worker that gives a chunk up does not say in which period",
+        "vectormill/jobs/completion.py",
+        "REFUSE_CHUNK, proof_id=proof_id",
+        "REFUSE_CHUNK, proof_id=None",
+    ),
+    Mutant(
+        "a build leaves out an item that a faulty process failed",
+        "vectormill/jobs/transitions.py",
+        "THEN false END",
+        "THEN NULL END",
     ),
     Mutant(
         "a retry counts a chunk that is open as opened",

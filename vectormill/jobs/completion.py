@@ -343,11 +343,13 @@ def cancel_chunk(connection: Connection, claim: Claim) -> None:
     count_chunk(connection, claim, NOTHING, 0, 0)
 
 
-def fail_chunk(connection: Connection, claim: Claim, items: Sequence[Item], failure: ItemFailure) -> bool:
+def fail_chunk(
+    connection: Connection, claim: Claim, items: Sequence[Item], failure: ItemFailure, proof_id: int | None
+) -> bool:
     """Fail all items of a chunk with the same reason. Return True if this ended the job. Raise LeaseLost."""
     wanted = claim.only_items if claim.only_items is not None else range(claim.num_items)
     failures = dict.fromkeys(wanted, failure)
-    end_under_fence(connection, claim, REFUSE_CHUNK)
+    end_under_fence(connection, claim, REFUSE_CHUNK, proof_id=proof_id)
     if claim.is_faulty and claim.output_url is None:
         _remove_results(connection, claim, items)
     _insert_errors(connection, claim, items, failures)

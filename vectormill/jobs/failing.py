@@ -70,6 +70,6 @@ def fail_waiting_chunks(connection: Connection, job_id: UUID, reason: str, limit
             items: Sequence[Item] = [Item("", b"")] * claimed.claim.num_items
             if claimed.payload is not None:
                 items = replace(read_known(claimed.payload), places=claimed.places)
-            fail_chunk(connection, claimed.claim, items, ItemFailure(MODEL_NOT_LOADED, reason))
+            fail_chunk(connection, claimed.claim, items, ItemFailure(MODEL_NOT_LOADED, reason), None)
             num_failed += 1
     return num_failed

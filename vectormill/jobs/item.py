@@ -53,6 +53,12 @@ ITEM_ERROR_CODES: Final = {
     NOT_STORED: "the database permanently rejected the text or its whole chunk",
 }
 
+# These errors come of what a model process computes, so a faulty one can cause them for a text without a fault.
+MODEL_FAULTS: Final = (
+    ENCODING_FAILED, NON_FINITE_VECTOR, ZERO_VECTOR, OUT_OF_MEMORY,
+    CRASHED_WORKER, NOT_STORED, UNSTORABLE_RECORD, TOO_MANY_WEIGHTS,
+)  # fmt: skip
+
 # The key in a row's metadata that says which part of its document the row is.
 PASSAGE: Final = "_passage"
 

@@ -10,15 +10,16 @@ from sqlalchemy import Connection, Row, text
 
 from vectormill.collections.collection import FORMER_GENERATION_STATES
 from vectormill.jobs.chunk import OPEN_CHUNK_STATES, decode_payload
+from vectormill.jobs.item import MODEL_FAULTS
 from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, FAILED, PAUSED, QUEUED, RUNNING
-from vectormill.jobs.jobs import COUNT_IDLE_SECONDS, lock_job
+from vectormill.jobs.jobs import COUNT_IDLE_SECONDS, has_lost_collection, lock_job
 from vectormill.jobs.transitions import REOPEN_CHUNK, WAKE_DISPATCHER, add_up_job
 from vectormill.objects.reference import is_reference
 
 # The states of jobs whose chunks can be encoded again. A job that was cancelled stays as it is.
 MENDED_JOB_STATES: Final = (QUEUED, RUNNING, PAUSED, COMPLETED, COMPLETED_WITH_ERRORS, FAILED)
 
-# This condition holds if the period has computed one of the vectors of a chunk, and they are not about to be replaced
+# This condition holds if the period has computed one of the results of a chunk, and they are not about to be replaced
 # already. If the chunk was split, its halves have the vectors.
 _IS_OF_PERIOD: Final = f"""(proof_id = :period OR :period = ANY(earlier_proofs)) AND state <> 'split'
            AND NOT (state IN {OPEN_CHUNK_STATES} AND is_faulty IS TRUE)"""
@@ -62,8 +63,6 @@ FIND_OBSTACLES = text(f"""
     SELECT payload.items,
            EXISTS (SELECT 1 FROM vectormill.job_outputs WHERE job_outputs.id = jobs.id) AS has_output,
            EXISTS (SELECT 1 FROM vectormill.request_batches AS batch WHERE batch.job_id = jobs.id) AS has_batch,
-           jobs.generation_id IS NULL AND NOT EXISTS (
-               SELECT 1 FROM vectormill.chunk_vectors AS own WHERE own.chunk_id = :chunk_id) AS has_lost_collection,
            generations.state IN {FORMER_GENERATION_STATES} AS is_replaced
       FROM vectormill.jobs
       LEFT JOIN vectormill.generations ON generations.id = jobs.generation_id
@@ -73,7 +72,7 @@ FIND_OBSTACLES = text(f"""
 
 LIST_FAILED = text("""
     SELECT item - :first_item FROM vectormill.item_errors
-     WHERE job_id = :job_id AND item >= :first_item AND item < :end_item
+     WHERE job_id = :job_id AND item >= :first_item AND item < :end_item AND code <> ALL(:codes)
 """)
 
 FORGET_PERIODS = text("""
@@ -83,12 +82,12 @@ MARK_SUSPECT = text("UPDATE vectormill.chunks SET is_suspect = true WHERE id = :
 
 
 def mend_chunk(connection: Connection, chunk_id: int, period: int, reason: str) -> bool | None:
-    """Let all vectors of a chunk be encoded again, and its job be open, if one was computed in this period.
+    """Let all items of a chunk be encoded again, and its job be open, if one was computed in this period.
 
-    Items that failed stay as they are, and so do those whose text was deleted since. The rows keep the place that
-    their job has in the order of writers, so newer ones are not touched. Return False if the chunk cannot be encoded
-    again; it then stays with the failed period, and is marked as suspect. Return None if it has been split or put back
-    meanwhile, or if somebody holds it or its job.
+    Items that failed for what they are stay as they are, and so do those whose text was deleted since. The rows keep
+    the place that their job has in the order of writers, so newer ones are not touched. Return False if the chunk
+    cannot be encoded again; it then stays with the failed period, and is marked as suspect. Return None if it has been
+    split or put back meanwhile, or if somebody holds it or its job.
     """
     chunk = connection.execute(LOCK_CHUNK, {"chunk_id": chunk_id, "period": period}).one_or_none()
     if chunk is None:
@@ -104,24 +103,24 @@ def _reopen_chunk(connection: Connection, chunk: Row[Any], reason: str) -> bool:
     chunk_id = chunk.id
     job = lock_job(connection, chunk.job_id)
     found = connection.execute(FIND_OBSTACLES, {"chunk_id": chunk_id, "job_id": job.id}).one()
-    obstacles = (found.has_output, found.has_batch, found.has_lost_collection, found.is_replaced)
-    if job.state not in MENDED_JOB_STATES or found.items is None or any(obstacles):
+    obstacles = (found.items is None, found.has_output, found.has_batch, found.is_replaced)
+    if job.state not in MENDED_JOB_STATES or any(obstacles) or has_lost_collection(connection, job.id):
         return False
     end_item = chunk.first_item + chunk.num_items
     values = {"job_id": job.id, "first_item": chunk.first_item, "end_item": end_item}
-    failed = set(connection.execute(LIST_FAILED, values).scalars())
+    failed = set(connection.execute(LIST_FAILED, {**values, "codes": list(MODEL_FAULTS)}).scalars())
     texts = [] if is_reference(found.items) else decode_payload(found.items).texts
     wanted = [item for item in range(chunk.num_items) if item not in failed and (not texts or texts[item])]
-    if not wanted:  # there is no vector
+    if not wanted:  # the period has computed nothing
         connection.execute(FORGET_PERIODS, {"chunk_id": chunk_id})
         return True
-    waiting: Sequence[int] = []  # what a retry wants anyway, which is not counted as done
+    waiting: Sequence[int] = []  # what a retry wants anyway, which has no vector and no error
     if chunk.state in OPEN_CHUNK_STATES:
         waiting = wanted if chunk.only_items is None else chunk.only_items
     if job.is_terminal:
         connection.execute(COUNT_IDLE_SECONDS, {"job_id": job.id})
-    values = {"chunk_id": chunk_id, "reason": reason, "items": wanted}
-    connection.execute(REOPEN_CHUNK, {**values, "num_done": len(set(wanted).difference(waiting))})
+    values |= {"chunk_id": chunk_id, "reason": reason, "items": wanted}
+    connection.execute(REOPEN_CHUNK, {**values, "num_ended": len(set(wanted).difference(waiting))})
     add_up_job(connection, job.id)
     connection.execute(WAKE_DISPATCHER)
     return True

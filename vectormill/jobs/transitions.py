@@ -37,13 +37,15 @@ from vectormill.jobs.job import DISPATCHED_JOB_STATES, FINISHED_JOB_STATES, RECE
 
 _FREE: Final = "lease_owner = NULL, lease_until = NULL"
 _AGAIN: Final = "attempt = 0, lost = 0, lapsed = 0, available_at = now()"
-# A chunk names each period between two proofs of a worker that has computed one of its vectors (decision 0112).
+# A chunk names each period between two proofs of a worker that has computed one of its results (decision 0112).
 _KEEP_PERIOD: Final = (
     "proof_id = NULL, earlier_proofs = CASE WHEN chunk.proof_id IS NULL THEN chunk.earlier_proofs "
     "ELSE array_append(chunk.earlier_proofs, chunk.proof_id) END"
 )
 # A commit or a failure of a faulty chunk has replaced or removed all of its vectors; a cancellation leaves them.
-_REPLACED: Final = "earlier_proofs = CASE WHEN is_faulty THEN NULL ELSE earlier_proofs END, is_faulty = NULL"
+_REPLACED: Final = """proof_id = CAST(:proof_id AS bigint), is_faulty = NULL,
+       earlier_proofs = CASE WHEN is_faulty THEN NULL ELSE earlier_proofs END"""
+# Of a faulty chunk `is_suspect` is not NULL but false if some of the items that it wants had no vector.
 _DOUBTED: Final = "is_suspect = is_suspect OR is_faulty"
 # The items to be encoded: those that a retry or a mend asks for, and in an open chunk also those that wait. NULL means
 # all items.
@@ -138,7 +140,7 @@ COMMIT: Final = Transition(
     "Its worker commits results",
     States((LEASED,)),
     DONE,
-    f"{_FREE}, error = NULL, only_items = NULL, proof_id = CAST(:proof_id AS bigint), {_REPLACED}",
+    f"{_FREE}, error = NULL, only_items = NULL, {_REPLACED}",
 )
 REFUSE: Final = Transition(
     "Its worker can encode none of its items, or no worker could load their model for too long",
@@ -166,13 +168,14 @@ RETRY: Final = Transition(
     "A client retries its failed items",
     States((*OPEN_CHUNK_STATES, DONE, FAILED)),
     PENDING,
-    f"{_FREE}, {_AGAIN}, error = NULL, {_KEEP_PERIOD}, {_WANT_MORE}",
+    f"{_FREE}, {_AGAIN}, error = NULL, {_KEEP_PERIOD}, is_suspect = is_suspect AND is_faulty IS NULL, {_WANT_MORE}",
 )
 MEND: Final = Transition(
-    "A proof fails that one of its vectors needs",
+    "A proof fails that one of its vectors or item errors needs",
     States((*OPEN_CHUNK_STATES, DONE, FAILED)),
     PENDING,
-    f"{_FREE}, {_AGAIN}, error = :reason, {_KEEP_PERIOD}, is_faulty = true, is_suspect = NULL, {_WANT_MORE}",
+    f"""{_FREE}, {_AGAIN}, error = :reason, {_KEEP_PERIOD}, is_faulty = true, {_WANT_MORE},
+       is_suspect = CASE WHEN found.num_done < cardinality(found.items) THEN false END""",
     is_retried="true",
 )
 TRANSITIONS: Final = (
@@ -353,13 +356,21 @@ RETRY_FAILED_ITEMS: Final = _change(
     beside={"items": "failed.items"},
     noted={"num_failed": "-sum(cardinality(items))"},
 )
-# `num_done` is the number of these items that were counted as done until now.
+# `num_ended` is the number of these items that were counted as done or failed until now.
 REOPEN_CHUNK: Final = _change(
     MEND,
     f"FROM vectormill.chunks AS chunk WHERE id = :chunk_id AND {MEND.is_due}",
+    before="""removed AS (
+        DELETE FROM vectormill.item_errors WHERE job_id = :job_id
+           AND item IN (SELECT :first_item + unnest(CAST(:items AS bigint[]))) RETURNING item
+    ), """,
     lock="FOR NO KEY UPDATE",
-    beside={"items": "CAST(:items AS integer[])"},
-    noted={"num_done": "-sum(CAST(:num_done AS bigint))"},
+    beside={
+        "items": "CAST(:items AS integer[])",
+        "num_failed": "(SELECT count(*) FROM removed)",
+        "num_done": "CAST(:num_ended AS bigint) - (SELECT count(*) FROM removed)",
+    },
+    noted={name: f"-sum({name})" for name in ("num_done", "num_failed")},
 )
 
 
@@ -413,11 +424,11 @@ QUEUE_JOB: Final = text("""
     RETURNING id
 """)
 
-# A faulty chunk was done before. Chunks with failed items are always copied, since a client may retry the twin once its
-# generation is live.
+# A faulty chunk was done before, if no item of it had failed. Chunks with failed items are always copied, since a
+# client may retry the twin once its generation is live.
 _IS_COPIED: Final = """
     chunks.state <> 'split'
-    AND (CAST(:with_done AS boolean) OR chunks.state <> 'done' AND chunks.is_faulty IS NOT TRUE
+    AND (CAST(:with_done AS boolean) OR chunks.state <> 'done' AND (chunks.is_faulty IS NULL OR NOT chunks.is_suspect)
          OR EXISTS (SELECT 1 FROM vectormill.item_errors AS failed
                      WHERE failed.job_id = :job_id AND failed.chunk_id = chunks.id))
 """

@@ -218,8 +218,7 @@ class ChunkEncoder:
             self._write(claim, lambda connection: cancel_chunk(connection, claim))
             return {"outcome": "cancelled"}
         except EngineStopped:
-            self._release(claim, "the worker was asked to stop", is_counted=False)
-            return {"outcome": "handed back"}
+            return self._hand_back(claim)
         except RunnerDied as error:
             is_lost = error.is_suspect
             delay = 0.0 if is_lost else 2.0**claim.lapsed - 1
@@ -233,6 +232,10 @@ class ChunkEncoder:
             logger.error("Chunk %d needs a different model from this worker's: %s", claim.chunk_id, error)
             self._release(claim, str(error), is_counted=False, delay=_OTHER_MODEL_SECONDS)
             return {"outcome": "other model", "reason": str(error)}
+
+    def _hand_back(self, claim: Claim) -> Result:
+        self._release(claim, "the worker was asked to stop", is_counted=False)
+        return {"outcome": "handed back"}
 
     def _count_failure(self, claim: Claim, error: Exception) -> Result:
         self._release(claim, f"{type(error).__name__}: {error}", is_counted=True, delay=2.0**claim.attempt)
@@ -303,12 +306,16 @@ class ChunkEncoder:
         return {"outcome": "split"}
 
     def _give_up(self, claim: Claim, code: str, reason: str) -> Result:
-        """Fail all wanted items of the chunk, so that its job ends in any case."""
+        """Fail all wanted items of the chunk, so that its job ends in any case, but none after a bad proof."""
+        try:
+            period = self._read_period()
+        except EngineStopped:
+            return self._hand_back(claim)
         failure = ItemFailure(code, f"{ITEM_ERROR_CODES[code]} ({reason})")
         logger.error("Chunk %d failed for good: %s", claim.chunk_id, failure.detail)
 
         def fail(connection: Connection) -> None:
-            fail_chunk(connection, claim, self._load_items(connection, claim), failure)
+            fail_chunk(connection, claim, self._load_items(connection, claim), failure, period)
 
         self._write(claim, fail)
         return {"outcome": "item failed" if claim.num_items == 1 else "chunk failed", "code": code}

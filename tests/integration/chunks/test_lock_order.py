@@ -59,7 +59,7 @@ Step = Callable[[Connection, Scene], object]
 
 def fail(connection: Connection, scene: Scene) -> None:
     items = load_payload(connection, scene.held.chunk_id)
-    fail_chunk(connection, scene.held, items, ItemFailure(EMPTY_TEXT, ""))
+    fail_chunk(connection, scene.held, items, ItemFailure(EMPTY_TEXT, ""), None)
 
 
 STEPS: dict[str, Step] = {

@@ -269,7 +269,7 @@ class World:
 
     def fail(self, claimed: Claim, items: Sequence[Item]) -> bool:
         with self.engine.begin() as connection:
-            fail_chunk(connection, claimed, items, FAILURE)
+            fail_chunk(connection, claimed, items, FAILURE, None)
         return True
 
     def split(self, claimed: Claim, items: Sequence[Item]) -> bool:

@@ -31,9 +31,17 @@ from vectormill.jobs.chunks import split_chunk
 from vectormill.jobs.completion import cancel_chunk, fail_chunk
 from vectormill.jobs.deletion import discard_job
 from vectormill.jobs.export import read_results
-from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
+from vectormill.jobs.item import (
+    CRASHED_WORKER,
+    EMPTY_TEXT,
+    ENCODING_FAILED,
+    ITEM_ERROR_CODES,
+    MODEL_FAULTS,
+    Item,
+    ItemFailure,
+)
 from vectormill.jobs.job import Job
-from vectormill.jobs.jobs import cancel_job, find_job, pause_job, resume_job, retry_job
+from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, pause_job, resume_job, retry_job
 from vectormill.jobs.mending import LIST_SUSPECT, list_computed_chunks, list_suspect_chunks
 from vectormill.workers.proofs import (
     begin_period,
@@ -42,6 +50,7 @@ from vectormill.workers.proofs import (
     prove_period,
     prune_periods,
 )
+from worker.engine.request import EngineStopped
 
 REASON = "its vector has changed to a cosine of 0.93000"
 FIND_CHUNKS = text("""
@@ -138,6 +147,113 @@ def test_a_worker_that_may_still_commit_is_waited_for(engine: Engine) -> None:
     execute(engine, "DELETE FROM vectormill.workers WHERE name = 'w'")
     Mender(engine).mend()
     assert ask(engine, find_job, job.id).state == "queued"
+
+
+def list_failed(engine: Engine, job: Job) -> list[tuple[int, str]]:
+    errors = ask(engine, list_item_errors, job.id, after=None, limit=100)
+    return [(error.item, error.code) for error in errors]
+
+
+@pytest.mark.parametrize("collection", [None, "docs"])
+def test_an_item_that_a_faulty_process_failed_is_encoded_again_and_its_error_is_not_that_of_its_text(
+    engine: Engine, periods: list[int], collection: str | None
+) -> None:
+    """One chunk for each code: an item failed with it, another one for its own fault, and two are done."""
+    job = submit(engine, make_items(4 * len(ITEM_ERROR_CODES)), collection=collection)
+    for code in ITEM_ERROR_CODES:
+        failures = {1: ItemFailure(code, "by the process"), 2: ItemFailure(EMPTY_TEXT, "by itself")}
+        complete(engine, claim_next_chunk(engine), failures, proof_id=periods[1], is_faulty=True)
+    fail_and_mend(engine, periods[1])
+    kept = [
+        (4 * number + place, failed)
+        for number, code in enumerate(ITEM_ERROR_CODES)
+        for place, failed in ((1, code), (2, EMPTY_TEXT))
+        if failed not in MODEL_FAULTS
+    ]
+    assert list_failed(engine, job) == kept
+    opened = ask(engine, find_job, job.id)
+    assert (opened.num_done, opened.num_failed) == (0, len(kept))
+    check_open_job_counts(engine)
+    again = dict.fromkeys([1], ItemFailure(ENCODING_FAILED, "again"))
+    first = next(number for number, code in enumerate(ITEM_ERROR_CODES) if code in MODEL_FAULTS)
+    for number in range(len(ITEM_ERROR_CODES)):
+        complete(engine, claim_next_chunk(engine), again if number == first else None, proof_id=periods[2])
+    kept.append((4 * first + 1, ENCODING_FAILED))
+    assert list_failed(engine, job) == sorted(kept)
+    ended = ask(engine, find_job, job.id)
+    assert (ended.state, ended.num_failed) == ("completed_with_errors", len(kept))
+    blocks = list(read_results(engine, job.id))
+    present = np.concatenate([block.present for block in blocks])
+    assert np.flatnonzero(~present).tolist() == [item for item, _ in sorted(kept)]
+    vectors = np.concatenate([block.results for block in blocks])[present]
+    texts = [item.text for item, has in zip(make_items(job.num_items), present, strict=True) if has]
+    assert np.allclose(vectors, [vector_of(each) for each in texts], atol=1e-3)
+
+
+@pytest.mark.parametrize("is_retried", [False, True])
+@pytest.mark.parametrize("ends", ["committed", "given up"])
+@pytest.mark.parametrize("collection", [None, "docs"])
+def test_a_chunk_of_which_a_faulty_process_failed_every_item_is_encoded_again(
+    engine: Engine, periods: list[int], collection: str | None, ends: str, is_retried: bool
+) -> None:
+    job = submit(engine, make_items(4), collection=collection)
+    claimed = claim_next_chunk(engine)
+    failure = ItemFailure(CRASHED_WORKER, "")
+    if ends == "committed":
+        complete(engine, claimed, dict.fromkeys(range(4), failure), proof_id=periods[1])
+    else:
+        ask(engine, fail_chunk, claimed, make_items(4), failure, periods[1])
+    assert ask(engine, find_job, job.id).state == "failed"
+    if is_retried:
+        ask(engine, retry_job, job.id)
+    fail_and_mend(engine, periods[1])
+    opened = ask(engine, find_job, job.id)
+    assert (opened.state, opened.num_failed, opened.num_open_chunks) == ("queued", 0, 1)
+    ended = encode(engine, job, [periods[2]])
+    assert (ended.state, ended.num_done, ended.num_failed) == ("completed", 4, 0)
+    certified = [json.loads(line) for line in write_certificate_lines(engine, job.id)]
+    assert [line["suspect"] for line in certified if line["kind"] == "chunk"] == [False]
+
+
+def test_a_worker_names_the_period_in_which_it_gives_a_chunk_up_and_gives_none_up_after_a_bad_proof(
+    engine: Engine, periods: list[int]
+) -> None:
+    def fail(request: object) -> None:
+        raise ValueError("this process makes no sense of its own results, as this test wants it")
+
+    proofs: list[EngineStopped | int] = [EngineStopped("a bad proof"), periods[1]]
+
+    def read_period() -> int:
+        found = proofs.pop(0)
+        if isinstance(found, EngineStopped):
+            raise found
+        return found
+
+    job = submit(engine, make_items(1))
+    with encoding_chunks(engine, ObedientEngine(fail), read_period=read_period) as encoder:
+        ended, outcomes = run_to_end(engine, encoder, job)
+    assert ended.state == "failed"
+    assert outcomes[-2:] == ["handed back", "item failed"]
+    fail_and_mend(engine, periods[1])
+    assert encode(engine, job, [periods[2]]).state == "completed"
+
+
+@pytest.mark.parametrize("waits", ["blamed", "retried before", "retried later"])
+def test_a_build_takes_a_faulty_chunk_with_an_item_that_was_never_done(
+    engine: Engine, periods: list[int], waits: str
+) -> None:
+    job = submit(engine, make_items(2), collection="docs")
+    failure = ItemFailure(ENCODING_FAILED if waits == "blamed" else EMPTY_TEXT, "")
+    complete(engine, claim_next_chunk(engine), {1: failure}, proof_id=periods[1], is_faulty=True)
+    if waits == "retried before":
+        ask(engine, retry_job, job.id)
+    fail_and_mend(engine, periods[1])
+    if waits == "retried later":
+        ask(engine, pause_job, job.id)
+        ask(engine, retry_job, job.id)
+    building = build(engine)
+    twins = execute(engine, "SELECT num_items FROM vectormill.jobs WHERE generation_id = :id", id=building.id)
+    assert twins.scalars().all() == [2]
 
 
 def test_items_that_failed_stay_failed_and_are_not_counted_twice(engine: Engine, periods: list[int]) -> None:
@@ -352,7 +468,7 @@ def test_a_text_that_fails_when_it_is_encoded_again_leaves_no_faulty_vector(
         complete(engine, claimed, {1: failure, 2: failure})
     else:
         items = ask(engine, load_payload, claimed.chunk_id)
-        ask(engine, fail_chunk, claimed, items, failure)
+        ask(engine, fail_chunk, claimed, items, failure, None)
     complete(engine, claim_next_chunk(engine))
     left = {"some fail": ["k3", "k4"], "all fail": ["k4"]}[ends]
     blocks = list(read_results(engine, job.id))

@@ -76,11 +76,15 @@ class Ledger:
         """Return the write of this text, of which there is one at most."""
         return next(write for write in self.writes[key] if write.text == text)
 
-    def has_deleted(self, submission: Submission) -> bool:
-        """Return whether a text of the submission may be gone from its chunk, because its key was deleted."""
+    def has_deleted(self, submission: Submission, position: int | None = None) -> bool:
+        """Return whether a text of the submission may be gone from its chunk, because its key was deleted.
+
+        With a position only the item there counts.
+        """
         if submission.collection is None:
             return False
-        writes = (write for item in submission.items for write in self.writes[item.key])
+        items = submission.items if position is None else submission.items[position : position + 1]
+        writes = (write for item in items for write in self.writes[item.key])
         return any(write.text is None and write.place > submission.place for write in writes)
 
     def list_allowed(self, key: str) -> set[bytes | None]:

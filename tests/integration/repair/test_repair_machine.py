@@ -3,12 +3,13 @@
 They are histories of whole transactions, one after the other, never two at a time: transactions that overlap are in
 tests/integration/interleavings, and runs, which fill and swap generations, in tests/integration/order.
 
-Workers crash, stall beyond their lease and come back, and some compute wrong vectors until a proof finds it; messages
-are lost, repeated and late; Redis is flushed; jobs are paused, resumed, cancelled, retried and removed; the sources of
-jobs by reference change; keys are deleted, scrubbed and imported. Whatever happens, a fence that is not the newest
-writes nothing, no chunk of a paused job is dispatched, and counters add up. Once the faults stop, every job ends, every
-item has exactly one vector of its own text or one error, no vector is of a failed period unless its chunk is suspect
-for one of the reasons of docs/CERTIFICATES.md, the newest write of a key wins, and what was deleted is gone.
+Workers crash, stall beyond their lease and come back, and some compute wrong vectors and blame texts that have no fault
+until a proof finds it; messages are lost, repeated and late; Redis is flushed; jobs are paused, resumed, cancelled,
+retried and removed; the sources of jobs by reference change; keys are deleted, scrubbed and imported. Whatever happens,
+a fence that is not the newest writes nothing, no chunk of a paused job is dispatched, and counters add up. Once the
+faults stop, every job ends, every item has exactly one vector of its own text or one error, neither is of a failed
+period unless its chunk is suspect for one of the reasons of docs/CERTIFICATES.md, the newest write of a key wins, and
+what was deleted is gone.
 """
 
 import json
@@ -72,7 +73,7 @@ from vectormill.jobs.completion import fail_chunk
 from vectormill.jobs.deletion import delete_batch, discard_expired_jobs, lock_discarded_job
 from vectormill.jobs.dispatch import list_queued, recall_dispatches
 from vectormill.jobs.export import read_results
-from vectormill.jobs.item import EMPTY_TEXT, INPUT_CHANGED, Item, ItemFailure, Items
+from vectormill.jobs.item import EMPTY_TEXT, INPUT_CHANGED, MODEL_FAULTS, Item, ItemFailure, Items
 from vectormill.jobs.job import CANCELLED, PAUSED, UNWANTED_JOB_STATES, Job, NewJob
 from vectormill.jobs.jobs import (
     cancel_job,
@@ -98,6 +99,10 @@ from vectormill.settings import Settings
 from worker.chunk.commit import PostgresSink
 
 FAILURE = ItemFailure(EMPTY_TEXT, "empty")
+# The failures of a chunk's items, besides those without a text: one for its own fault, or one, all that are wanted, or
+# the chunk that is given up, for what the process has computed.
+FAILING = st.sampled_from(["none", "its own", "one", "all", "given up"])
+FAULTY = "by a faulty process"
 KEYS = "abcd"
 DOCS = "docs"
 
@@ -288,26 +293,27 @@ class RepairMachine(RuleBasedStateMachine):
         self.newest_fence[claimed.chunk_id] = claimed.fence
         return Hold(claimed, number, self.workers[number].incarnation)
 
-    @rule(hold=consumes(holds), has_bad_item=st.booleans(), is_row_held=st.booleans())
-    def finish(self, hold: Hold, has_bad_item: bool, is_row_held: bool) -> None:
+    @rule(hold=consumes(holds), failing=FAILING, is_row_held=st.booleans())
+    def finish(self, hold: Hold, failing: str, is_row_held: bool) -> None:
         """While somebody holds the row of the job, the commit is only noted."""
         with self.engine.begin() as other, suppress(JobNotFound):
             if is_row_held:
                 lock_job(other, hold.claim.job_id)
-            self.commit(hold, has_bad_item=has_bad_item)
+            self.commit(hold, failing)
 
-    @rule(number=st.integers(0, 1), count=st.integers(1, 4), has_bad_item=st.booleans())
-    def work(self, number: int, count: int, has_bad_item: bool) -> None:
+    @rule(number=st.integers(0, 1), count=st.integers(1, 4), failing=FAILING)
+    def work(self, number: int, count: int, failing: str) -> None:
         """A worker does all that it is given at once."""
         for dispatch in dispatch_all(self.engine, count):
             hold = self.take(dispatch.chunk_id, number)
             if hold is not None:
-                self.commit(hold, has_bad_item=has_bad_item)
+                self.commit(hold, failing)
 
     @precondition(lambda self: self.list_jobs())
     @rule(
         number=st.integers(0, 1),
         count=st.integers(1, 4),
+        failing=FAILING,
         before=st.sampled_from(["nothing", "retried", "split"]),
         is_mended=st.booleans(),
         is_retried_later=st.booleans(),
@@ -317,6 +323,7 @@ class RepairMachine(RuleBasedStateMachine):
         self,
         number: int,
         count: int,
+        failing: str,
         before: str,
         is_mended: bool,
         is_retried_later: bool,
@@ -324,7 +331,7 @@ class RepairMachine(RuleBasedStateMachine):
     ) -> None:
         """A faulty worker does something, and its next proof is a bad one; a client retries a job before or later."""
         self.prove(number, is_faulty=True)
-        self.work(number, count, has_bad_item=True)
+        self.work(number, count, failing)
         if before != "nothing":
             self.wish(retry_job, choice)
         if before == "split":
@@ -339,7 +346,7 @@ class RepairMachine(RuleBasedStateMachine):
             self.wish(retry_job, choice)
             self.wish(resume_job, choice)
 
-    def commit(self, hold: Hold, *, has_bad_item: bool = False) -> None:
+    def commit(self, hold: Hold, failing: str = "none") -> None:
         claimed, worker = hold.claim, self.workers[hold.number]
         if hold.incarnation != worker.incarnation:
             return  # its process is gone
@@ -351,16 +358,25 @@ class RepairMachine(RuleBasedStateMachine):
                 return
             wanted = list_wanted(claimed)
             failures = {position: FAILURE for position in wanted if not items.texts[position]}
-            if has_bad_item and wanted:
-                failures[wanted[0]] = FAILURE
+            if failing == "given up":
+                ask(self.engine, fail_chunk, claimed, items, self.blame(hold), worker.period)
+                return
+            failed = {"none": 0, "all": len(wanted)}.get(failing, 1)
+            failure = FAILURE if failing == "its own" else self.blame(hold)
+            failures |= dict.fromkeys([each for each in wanted[:failed] if items.texts[each]], failure)
             results = results_of(SPEC, [items[position] for position in wanted], is_faulty=worker.is_faulty)
             outcome = ChunkOutcome(failures, 10 * len(wanted), 12 * len(wanted), proof_id=worker.period)
             sink = PostgresSink(self.engine, threading.Event(), output_roots=ANYWHERE)
             sink.commit(claimed, items, np.array(wanted, dtype=np.int64), results, outcome)
 
+    def blame(self, hold: Hold) -> ItemFailure:
+        """Return the failure of a text alone; the detail says that a faulty process is the cause if that is so."""
+        code = MODEL_FAULTS[hold.claim.chunk_id % len(MODEL_FAULTS)]
+        return ItemFailure(code, FAULTY if self.workers[hold.number].is_faulty else "")
+
     def fail_changed(self, connection: Connection, claimed: Claim) -> None:
         blob, _ = load_blob(connection, claimed.chunk_id)
-        fail_chunk(connection, claimed, read_known(blob), ItemFailure(INPUT_CHANGED, "changed"))
+        fail_chunk(connection, claimed, read_known(blob), ItemFailure(INPUT_CHANGED, "changed"), None)
 
     @rule(hold=consumes(holds), is_lost=st.booleans())
     def hand_back(self, hold: Hold, is_lost: bool) -> None:
@@ -429,6 +445,7 @@ class RepairMachine(RuleBasedStateMachine):
         """The retention of so many ended jobs is over; none of them is owed its output."""
         unclosed = set(execute(self.engine, LIST_UNCLOSED).scalars())
         outcomes = {each.job_id: self.read_outcomes(each) for each in self.list_jobs()}
+        blamed = {each.job_id: self.list_blamed(each) for each in self.list_jobs()}
         ask(self.engine, discard_expired_jobs, -1, limit)
         with self.engine.begin() as connection:
             while (job := lock_discarded_job(connection)) is not None:
@@ -436,6 +453,7 @@ class RepairMachine(RuleBasedStateMachine):
         left = set(execute(self.engine, "SELECT id FROM vectormill.jobs").scalars())
         for job_id, found in outcomes.items():
             if job_id not in left:
+                assert not blamed[job_id], "a job was removed whose items a faulty process had failed"
                 self.ledger.submissions[job_id].outcomes = found
         assert unclosed <= left, "a job was removed before its output was closed"
 
@@ -456,6 +474,22 @@ class RepairMachine(RuleBasedStateMachine):
         rest = Outcome.UNKNOWN if job.state in UNWANTED_JOB_STATES else Outcome.DONE
         failed = {error.item for error in errors}
         return [Outcome.FAILED if item in failed else rest for item in range(job.num_items)]
+
+    def list_blamed(self, submission: Submission) -> list[int]:
+        """Return the items that a faulty process has failed, but those of a suspect chunk and those without a text.
+
+        A cancelled job has none.
+        """
+        job, suspect = self.find(submission.job_id), self.list_suspect(submission)
+        errors = ask(self.engine, list_item_errors, job.id, after=None, limit=1000)
+        return [
+            error.item
+            for error in errors
+            if error.detail == FAULTY
+            and job.state not in UNWANTED_JOB_STATES
+            and error.item not in suspect
+            and not self.ledger.has_deleted(submission, error.item)
+        ]
 
     def read_collection(self) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
         """Return the vector of each key; none if there is no collection."""
@@ -507,6 +541,7 @@ class RepairMachine(RuleBasedStateMachine):
             assert job.num_done == submission.outcomes.count(Outcome.DONE)
             assert job.num_failed == submission.outcomes.count(Outcome.FAILED)
         suspect = self.list_suspect(submission)
+        assert not self.list_blamed(submission), "an item has the error of a failed period"
         is_excused = job.state == CANCELLED or submission.output_url or self.ledger.has_deleted(submission)
         assert not suspect or is_excused, "a chunk is suspect without a reason"
         if submission.output_url is not None:

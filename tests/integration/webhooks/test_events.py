@@ -49,7 +49,7 @@ def finish_with_an_error(engine: Engine) -> None:
 def finish_without_a_vector(engine: Engine) -> None:
     claimed = claim_next(engine)
     with engine.begin() as connection:
-        fail_chunk(connection, claimed, load_payload(connection, claimed.chunk_id), FAILURE)
+        fail_chunk(connection, claimed, load_payload(connection, claimed.chunk_id), FAILURE, None)
 
 
 def cancel(engine: Engine) -> None:
