@@ -1,16 +1,15 @@
 """TokenBudget sets the largest cost of a batch, for each class of lengths of its longest sequence.
 
-A batch takes a fixed time and a time for each token. The size of full batches is doubled until a batch takes
-long enough that the fixed part no longer matters, or queries would wait too long; free memory and out-of-memory errors
-limit it. The budget
-knows nothing about the pool, devices or clocks: its caller reports how long batches took. One thread
-writes; others may call `describe`.
+A batch takes a fixed time and a time for each token, which two sizes tell apart. The size of full batches is doubled
+until the fixed part no longer matters, or queries would wait too long; free memory and out-of-memory errors
+limit it. The budget knows nothing about the pool, devices or clocks: its caller reports how long batches took. One
+thread writes; others may call `describe`.
 """
 
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 # A batch belongs to the first class that its longest sequence does not exceed. Attention grows with the
@@ -20,14 +19,17 @@ LENGTH_CLASSES: Final = (64, 256, 1024, 1 << 30)
 SMALLEST_TOKENS: Final = 256
 LARGEST_TOKENS: Final = 1 << 20
 UNPREDICTED: Final = sys.maxsize  # the bound by free memory where the need of a batch cannot be estimated
-# Fixed costs are milliseconds, so they do not matter in a batch that takes this long. A larger one would only
-# delay others.
+# Most fixed costs are milliseconds, so they do not matter in a batch that takes this long. A larger one would only
+# delay others, unless the fixed cost is known to be more: layers that are copied or gathered for each batch.
 LONG_BATCH_SECONDS: Final = 0.1
 # A query waits for the batches before it, so one should not take longer than this.
 LONGEST_BATCH_SECONDS: Final = 1.0
-# The number of full batches in a row that took less, before the size is doubled. The first of a size may take
-# long to prepare.
+# The number of full batches in a row that took less, before the size is doubled.
 NUM_SHORT_BATCHES: Final = 8
+# A size is doubled if its tokens take no more than this share of its time, and twice as many hardly longer. It is
+# halved for its time only if they take more than the larger share: twice the size then has less, two thirds.
+SHARE_TO_DOUBLE: Final = 0.5
+SHARE_TO_HALVE: Final = 0.7
 # The number of good full batches after an out-of-memory error before the size grows by a step; doubled with
 # every relapse.
 NUM_GOOD_BATCHES: Final = 64
@@ -65,9 +67,36 @@ class _Class:
     has_grown_back: bool = False
     tokens_per_second: float = 0.0
     longest_cost: int = 1  # the cost of the longest sequence so far
+    num_full: int = 0  # full batches of this size
+    cost: float = 0.0  # of these, as a moving average
+    seconds: float = 0.0
+    others: list[tuple[float, float]] = field(default_factory=list)  # these two of up to four sizes before
     num_short: int = 0
     num_good: int = 0
     is_settled: bool = False
+
+    def note(self, cost: int, seconds: float) -> None:
+        weight = 0.1 if self.num_full > 2 else 1.0
+        self.cost += weight * (cost - self.cost)
+        self.seconds += weight * (seconds - self.seconds)
+
+    def count_token_seconds(self, *, of_larger: bool) -> float:
+        """Return the seconds that the tokens of a batch take, by the next larger or smaller size that was in use.
+
+        They take all of its time if no other size has shown a fixed cost.
+        """
+        others = [other for other in self.others if abs(other[0] - self.cost) > self.cost / 8]
+        nearest = sorted(
+            others, key=lambda each: ((each[0] > self.cost) != of_larger, abs(each[0] - self.cost))
+        )
+        for cost, seconds in nearest[:1]:
+            return self.cost * (self.seconds - seconds) / (self.cost - cost)
+        return self.seconds
+
+    def resize(self, size: int) -> None:
+        apart = [other for other in self.others if abs(other[0] - self.cost) > self.cost / 4]
+        self.others = [*apart[-3:], (self.cost, self.seconds)]
+        self.size, self.num_full, self.num_short = size, 0, 0
 
 
 class TokenBudget:
@@ -119,7 +148,7 @@ class TokenBudget:
             # A moving average, in which a value fades within about ten batches.
             average, newest = found.tokens_per_second, num_tokens / seconds
             found.tokens_per_second = 0.9 * average + 0.1 * newest if average else newest
-            self._grow(found, seconds * num_streams)
+            self._tune(found, min(most, found.size), cost, seconds * num_streams)
             self._grow_back(found)
 
     def observe_memory(self, used_share: float) -> bool:
@@ -175,24 +204,41 @@ class TokenBudget:
         fits = self.largest_batch_tokens(max_length)
         return min(fits, found.ceiling_tokens) if found.ceiling_tokens is not None else fits
 
-    def _grow(self, found: _Class, seconds: float) -> None:
-        """Double the size after enough short full batches in a row, if memory and the limits allow it.
+    def _tune(self, found: _Class, most: int, cost: int, seconds: float) -> None:
+        """Double or halve the size by the time that full batches of it take, if memory and the limits allow it.
 
-        Halve it after a batch that took too long.
+        The first batch of a size may take long to prepare, and says nothing.
         """
-        if self.rules.is_tuned and seconds > min(LONGEST_BATCH_SECONDS, self.longest_seconds):
-            least = SMALLEST_TOKENS if seconds > self.longest_seconds else self.rules.least_tokens
-            found.size = max(found.size // 2, min(found.size, least))
-        is_small = 2 * found.size <= self.rules.least_tokens and 2 * seconds <= self.longest_seconds
-        found.num_short = found.num_short + 1 if is_small or seconds < LONG_BATCH_SECONDS else 0
+        found.num_full += 1
+        if found.num_full == 1 or not self.rules.is_tuned:
+            found.is_settled = not self.rules.is_tuned
+            return
+        found.note(cost, seconds)
+        longest, of_tokens = self.longest_seconds, found.count_token_seconds(of_larger=False)
+        saves = (
+            of_tokens > SHARE_TO_HALVE * found.seconds or found.seconds - of_tokens / 2 <= longest < seconds
+        )
+        if seconds > min(LONGEST_BATCH_SECONDS, longest) and saves and cost <= most:
+            # Only a second size tells how much of the time is a fixed cost.
+            is_free = seconds > longest or not found.others
+            least = SMALLEST_TOKENS if is_free else self.rules.least_tokens
+            smaller = max(most // 2, min(most, least))
+            if smaller < most:
+                found.resize(smaller)
+                return
+        of_tokens = found.count_token_seconds(of_larger=True)
+        is_answered = found.seconds + of_tokens <= longest
+        is_small = 2 * found.size <= self.rules.least_tokens and is_answered
+        is_cheap = of_tokens <= SHARE_TO_DOUBLE * found.seconds and (is_answered or found.seconds > longest)
+        is_short = seconds < LONG_BATCH_SECONDS
+        found.num_short = found.num_short + 1 if is_small or is_cheap or is_short else 0
         largest = min(LARGEST_TOKENS, self._ceiling(found, found.longest_cost))
         is_predicted = self.largest_batch_tokens(found.longest_cost) < UNPREDICTED
         watermark = self.rules.high_watermark if is_predicted else self.rules.low_watermark
-        can_grow = self.rules.is_tuned and 2 * found.size <= largest and self._used_share <= watermark
+        can_grow = 2 * found.size <= largest and self._used_share <= watermark
         found.is_settled = not (can_grow and found.num_short)
-        if can_grow and found.num_short >= NUM_SHORT_BATCHES:
-            found.size *= 2
-            found.num_short = 0
+        if can_grow and found.num_short >= (NUM_SHORT_BATCHES if is_short else 1):
+            found.resize(2 * found.size)
 
     def _grow_back(self, found: _Class) -> None:
         """Raise a lowered ceiling by half, once enough full batches went well."""

@@ -65,9 +65,7 @@ class Tuner:
         self._replica = None if sharing is None else sharing.replica
         self._devices = (device,) if sharing is None else sharing.devices
         least_tokens = CPU_BATCH_TOKENS if device.kind == CPU else LEAST_ACCELERATOR_TOKENS
-        # Layers in main memory are copied for every batch, so that a small one takes as long as a larger one.
-        has_copies = self._replica is not None and self._replica.num_offloaded > 0
-        start_tokens = least_tokens if has_copies else min(least_tokens, ACCELERATOR_BATCH_TOKENS)
+        start_tokens = min(least_tokens, ACCELERATOR_BATCH_TOKENS)
         self._budget = TokenBudget(
             BudgetRules(
                 settings.max_batch_tokens or start_tokens,

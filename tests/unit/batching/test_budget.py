@@ -79,6 +79,48 @@ def test_batches_take_no_longer_than_a_second_unless_a_device_needs_their_tokens
     assert sizes[-1] >= 32_768 or (longest > LONGEST_BATCH_SECONDS and sizes[-1] >= least_tokens)
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    fixed=st.floats(0.001, 30),
+    rate=st.floats(math.log(200), math.log(1e6)).map(math.exp),
+    is_hidden=st.booleans(),
+    start_tokens=st.sampled_from([512, 1024, 2048, 8192, 32_768]),
+    least_tokens=st.sampled_from([1024, 8192]),
+    longest_seconds=st.sampled_from([3.3, 10.0, math.inf]),
+    length=st.sampled_from([4, 250, 1000, 4000]),
+)
+def test_the_budget_comes_to_rest_where_another_size_would_not_be_better(
+    fixed: float,
+    rate: float,
+    is_hidden: bool,
+    start_tokens: int,
+    least_tokens: int,
+    longest_seconds: float,
+    length: int,
+) -> None:
+    """Layers are copied or gathered for each batch, beside what is computed or before it."""
+
+    def take_seconds(tokens: float) -> float:
+        return max(fixed, tokens / rate) if is_hidden else fixed + tokens / rate
+
+    budget = make_budget(start_tokens, least_tokens=least_tokens)
+    budget.longest_seconds = longest_seconds
+    size = run(budget, take_seconds, length=length, batches=300)[-1]
+    assert set(run(budget, take_seconds, length=length, batches=60)) == {size}
+    seconds, of_half, of_double = (take_seconds(each) for each in (size, size / 2, 2 * size))
+    rounding = 1 + length / size
+    if seconds > longest_seconds and size >= 512 and size > length:
+        assert of_half * rounding > longest_seconds, "queries would be answered in time"
+        assert seconds <= 1.56 * rounding * of_half, "they would be answered sooner"
+    if seconds > LONGEST_BATCH_SECONDS and size > least_tokens:
+        assert seconds <= 1.56 * rounding * of_half or size <= length
+    can_grow = 2 * size < 1 << 20 and (of_double * rounding < longest_seconds or seconds > longest_seconds)
+    if can_grow and seconds > LONGEST_BATCH_SECONDS:
+        assert of_double * rounding >= 1.25 * seconds, "twice as many texts would take hardly longer"
+    if 2 * seconds * rounding < longest_seconds:
+        assert 2 * size > least_tokens
+
+
 def test_noise_moves_the_size_by_one_doubling_at_most() -> None:
     calm = run(make_budget(), FAST, batches=300)[-1]
     for seed in range(20):

@@ -84,15 +84,6 @@ def test_the_first_batches_are_no_larger_than_the_free_memory_holds(
     assert tuner.max_batch_tokens(128) == tokens
 
 
-def test_a_device_that_copies_layers_for_every_batch_begins_with_what_it_needs() -> None:
-    device = Device("cuda:0", CUDA, 0, (), 2, 80 * GIB)
-    stages = (Stage(0, 6, (Shard(device.name, GIB, 0, 0),)),)
-    for num_offloaded, tokens in ((0, 2048), (2, 8192)):
-        replica = Replica(PIPELINE, stages, 1, 1.0, num_offloaded=num_offloaded)
-        tuner = Tuner(CARD, device, WorkerSettings(), Sharing(replica, (device,)))
-        assert tuner.max_batch_tokens(128) == tokens
-
-
 def test_a_precision_that_is_not_known_does_not_stop_the_worker() -> None:
     tuner = make_tuner()
     tuner.begin(report("some new precision"), memory(0.1), BatchCost())
