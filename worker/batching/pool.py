@@ -136,8 +136,8 @@ class WaitingSequences:
         """Return the longest waiting length of the oldest request. Its sequences lead their line."""
         return max(next(iter(self._requests.values())))
 
-    def shortest(self) -> int:
-        return self._lengths[0]
+    def shortest_of_oldest(self) -> int:
+        return min(next(iter(self._requests.values())))
 
     def lengths_around(self, length: int) -> tuple[list[int], list[int]]:
         """Return the lengths up to this one, and the longer ones, both lists with the nearest first."""
@@ -376,7 +376,8 @@ class SequencePool:
         elif not only_urgent:
             self._num_interactive_in_row = 0
             if self._bulk:
-                anchor_length = self._bulk.shortest() if self.begins_short else self._bulk.longest_of_oldest()
+                bulk = self._bulk
+                anchor_length = bulk.shortest_of_oldest() if self.begins_short else bulk.longest_of_oldest()
                 self._fill(
                     batch, self._bulk, anchor_length, lambda length: self._bulk_budget(length, max_bulk_cost)
                 )

@@ -321,10 +321,9 @@ class InFlight:
         for each in failed:
             if len(each.work.sequences) == 1 and each.work.num_failures + 1 >= most_failures:
                 self._queue.fail_work(each.work, each.code, each.reason)
+                self.num_lost_in_row = 0
                 if is_ended and each.code == OUT_OF_MEMORY:
                     self._queue.refuse_longer(each.work)
-                else:
-                    self.num_lost_in_row = 0
             else:
                 self._return(*each.work.parts())
 
@@ -362,7 +361,8 @@ class InFlight:
         """Decide which of the lost runner's batches are to blame; the others stay outstanding.
 
         No batch is to blame if somebody else ended the process or if it is sick. A batch that failed as it might
-        on a runner that goes on is tried again in parts, and so is one whose process was killed for lack of memory.
+        on a runner that goes on is tried again in parts, and so is one whose process was killed for lack of memory: its
+        text is given up for that, like one that an allocator refused.
         """
         self._return(*(work for work, _ in self.check.withheld))
         self.check.withheld = []
@@ -383,12 +383,19 @@ class InFlight:
         for work in works:
             if is_exhausted:
                 self._observe_out_of_memory(work, str(loss))
-        if is_exhausted and any(len(work.sequences) > 1 for work in works):
+        if is_exhausted and len(works) == 1:
+            self.check.failed.append(FailedBatch(works[0], OUT_OF_MEMORY, str(loss)))
+            self._believe(is_ended=True)
+        elif is_exhausted and any(len(work.sequences) > 1 for work in works):
             self._return(*(part for work in works for part in work.parts()))
         elif len(works) == 1:
             self._queue.lose_work(works[0], str(loss))
         else:  # which of them is to blame is not known
-            self._suspects += [replace(work, is_suspect=True) for work in works]
+            num_failures = int(is_exhausted)
+            self._suspects += [
+                replace(work, is_suspect=True, num_failures=work.num_failures + num_failures)
+                for work in works
+            ]
 
     def _retry_failed(self) -> None:
         """Try failed batches again in parts, and failed sequences alone in the next runner.

@@ -158,14 +158,16 @@ class Ticket:
 class LengthLimit:
     """The longest text that is tried: what the plan has room for, or less after a text exhausted all devices alone.
 
-    Where devices share a model, each such failure loads it again. Others may have taken the memory, so the lower
-    limit ends after a while, and is forgotten once a longer text was encoded.
+    Each failure that ends a process loads the model again. Others may have taken the memory, so the lower limit ends
+    after a while, and is forgotten once a longer text was encoded. While it holds, each further failure halves it, but
+    not below what was encoded: texts that are shorter one after another are a few loads.
     """
 
     def __init__(self, planned_tokens: int) -> None:
         self._planned = planned_tokens or sys.maxsize
         self._found = self._planned
         self._until, self._seconds = -math.inf, 0.0
+        self._encoded = 0  # the longest text that was
 
     def is_lowered(self, now: float) -> bool:
         return now < self._until
@@ -175,19 +177,24 @@ class LengthLimit:
 
     def lower(self, length: int, now: float) -> None:
         """Refuse texts of this length or longer for a while, since one of them has exhausted all devices."""
-        if not self.is_lowered(now):
+        self._encoded = self._encoded if self._encoded < length else 0
+        if self.is_lowered(now):
+            self._found = min(length - 1, max(self._found // 2, self._encoded))
+        else:
             self._seconds = min(max(2 * self._seconds, FIRST_LIMIT_SECONDS), LONGEST_LIMIT_SECONDS)
-        self._found, self._until = length - 1, now + self._seconds
+            self._found = length - 1
+        self._until = now + self._seconds
 
     def note_encoded(self, length: int) -> None:
+        self._encoded = max(self._encoded, length)
         if length > self._found:
             self._until, self._seconds = -math.inf, 0.0
 
     def refuse(self, length: int, now: float) -> ItemFailure:
         """Return the failure of a text of this length, which is too long."""
         reason = (
-            f"but this worker's devices ran out of memory with one of {self._found + 1:,}, alone. Other programs may "
-            "use it: repeat the job's failed items when they have ended."
+            f"and this worker tries none of more than {self._found:,} for a while, since its devices ran out of memory "
+            "with one alone. Other programs may use it: repeat the job's failed items when they have ended."
             if self.is_lowered(now)
             else f"but the plan of this worker has room for texts of at most {self._planned:,}. `vectormill plan` says "
             "what would hold longer ones."
@@ -298,7 +305,7 @@ class RequestQueue:
         """
         with self._lock:
             now = self._clock()
-            # As longer ones may fail, the first failure is to be that of the shortest.
+            # As longer ones may fail, what is known to fit is learned first.
             self._pool.begins_short = self._longest.is_lowered(now)
             sequences = self._pool.take(now, is_runner_idle=is_runner_idle, only_urgent=only_urgent)
             return self._make_work(sequences)

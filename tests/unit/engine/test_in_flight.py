@@ -197,11 +197,16 @@ def test_a_process_that_was_killed_when_memory_was_full_was_killed_for_want_of_i
     assert len(desk.around.exhausted) == 1
 
 
-def test_one_text_whose_process_died_for_want_of_memory_is_suspect() -> None:
+def test_one_text_with_which_two_processes_died_for_want_of_memory_is_given_up_and_no_longer_one_is_tried() -> (
+    None
+):
     desk = Desk(1)
-    desk.start()
-    desk.in_flight.lose(RunnerLost("the kernel killed it", is_exhausted=True))
-    assert len(desk.around.lost) == 1
+    for _ in range(2):
+        desk.load()
+        assert not desk.around.failed
+        desk.start()
+        desk.in_flight.lose(RunnerLost("the kernel killed it", is_exhausted=True))
+    assert (len(desk.around.failed), len(desk.around.refused), len(desk.around.lost)) == (1, 1, 0)
 
 
 def test_batches_of_a_lost_process_are_made_anew_for_the_next_and_suspects_stay() -> None:
