@@ -72,7 +72,8 @@ def certify(
         devices (DEVICES): auto, cpu, cuda, or a list such as cuda:0,cuda:1.
         precision: Measure only this precision: fp32, bf16, fp16 or int8. By default, all that the devices compute.
         backend: Measure only this backend. By default, all that are installed.
-        strategy: Measure only this placement: replicate, pipeline, tensor or fully_sharded. By default, all.
+        strategy: Measure only this placement: replicate, pipeline, tensor or fully_sharded. By default, all four;
+            offload is not measured.
         max_tokens (N, from 3): Read at most N tokens of a text. By default, the model's maximum, but no more than
             2048.
         to (FILE): The certificate to write. By default, a file of the model in the data directory, where workers look

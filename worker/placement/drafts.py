@@ -13,7 +13,7 @@ from worker.devices.device import BYTES_PER_SECOND, CPU, LINK_KINDS, Links
 from worker.placement.placement import AUTO, Replica
 from worker.placement.replicas import DoesNotFit, ReplicaBuilder
 from worker.placement.room import DeviceCapacity
-from worker.placement.strategies import HYBRID, OFFLOAD, REPLICATE, SHARED
+from worker.placement.strategies import HYBRID, OFFLOAD, REPLICATE, SHARED, STRATEGIES
 
 # The largest number of subsets of devices that are tried: eight devices of four classes have 81.
 MOST_FLEETS = 128
@@ -21,6 +21,8 @@ MOST_FLEETS = 128
 # With more devices than these, no plan that leaves some idle is tried, because grouping them leaves some idle anyway.
 MOST_LEFT_IDLE: Final = 16
 
+# Predictions are no more exact than this, so a simpler plan that is nearly as fast is preferred.
+ABOUT_AS_FAST: Final = 0.95
 NO_SHARE: Final = "the others need its share of main memory"
 
 Group = tuple[DeviceCapacity, ...]
@@ -116,6 +118,15 @@ class Draft:
             count = len(self.replicas)
             return f"{self.strategy} on {count} device{'s' if count > 1 else ''}" if count else self.strategy
         return f"{self.strategy} over {self.group_size}"
+
+
+def choose_draft(drafts: Sequence[Draft]) -> Draft:
+    """Return the simplest of the plans that are about as fast as the fastest."""
+    least = ABOUT_AS_FAST * max(draft.rate for draft in drafts)
+    near = [draft for draft in drafts if draft.replicas and draft.rate >= least]
+    return min(
+        near, key=lambda draft: (list(STRATEGIES).index(draft.strategy), draft.group_size, -draft.rate)
+    )
 
 
 def draft_plans(

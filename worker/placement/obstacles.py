@@ -30,6 +30,8 @@ class NamedDevice(Protocol):
     def card(self) -> str: ...
     @property
     def has_bf16(self) -> bool: ...
+    @property
+    def shares_host_memory(self) -> bool: ...
 
 
 def find_obstacle(
@@ -69,8 +71,8 @@ def find_division_obstacle(
     num_ranks, layout = len(devices), find_family(shape.model_type).layout
     if layout is None:
         return f"models of the architecture {shape.model_type!r} cannot be shared between devices"
-    if strategy == OFFLOAD and devices[0].kind != CUDA:
-        return f"layers are kept in main memory for CUDA devices only, and {devices[0].name} is none"
+    if strategy == OFFLOAD and (devices[0].kind != CUDA or devices[0].shares_host_memory):
+        return f"layers are kept in main memory for CUDA devices with memory of their own, not for {devices[0].name}"
     if parts := find_parts_of_one_card(devices):
         return f"{' and '.join(parts)} are parts of one GPU, which NCCL cannot connect"
     if strategy == PIPELINE and num_ranks > shape.num_layers:

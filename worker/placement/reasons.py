@@ -10,12 +10,7 @@ from typing import Final
 
 from vectormill.workers.plan_picture import format_gib
 from worker.devices.device import BYTES_PER_SECOND, MEMORY, NVLINK, PCIE, SOCKETS, Links
-from worker.placement.drafts import (
-    Draft,
-    draft_longest,
-    draft_plans,
-    draft_replicas,
-)
+from worker.placement.drafts import Draft, choose_draft, draft_longest, draft_plans, draft_replicas
 from worker.placement.footprint import VALUE_BYTES
 from worker.placement.placement import AUTO, PlanSettings, Rejection, Replica
 from worker.placement.replicas import SHORTEST_USEFUL_TOKENS, DoesNotFit, ReplicaBuilder
@@ -47,12 +42,13 @@ LINK_WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """The request for a plan: its settings and the devices."""
+    """The request for a plan: its settings, the devices, and the host with its main memory."""
 
     rooms: Sequence[DeviceCapacity]
     links: Links
     make_builder: MakeBuilder
     settings: PlanSettings
+    host: DeviceCapacity
 
 
 def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: PlanRequest) -> tuple[str, ...]:
@@ -214,14 +210,20 @@ def _ways_out(asked: PlanRequest, longest: int) -> Iterator[str]:
             yield f"--precision {smaller}: the weights take {weights}, and {fitting}"
     largest = max(rooms, key=lambda room: room.capacity_bytes)
     held = builder.build(OFFLOAD, (replace(largest, host_bytes=sys.maxsize),), "")
-    if isinstance(held, Replica) and not longest and asked.settings.strategy in (AUTO, OFFLOAD):
-        lacking = held.stages[0].shards[0].host_bytes - largest.host_bytes
-        yield f"{format_gib(lacking)} more main memory, from which layers would be copied for every batch"
-    asks_all = asked.settings.strategy == AUTO
+    host, share, asks_all = asked.host, asked.settings.host_share, asked.settings.strategy == AUTO
+    if longest and asks_all and (fitting := _fit(asked, asked.settings.precision, OFFLOAD, longest)):
+        yield f"--strategy {OFFLOAD}: {fitting}"
+    if isinstance(held, Replica) and share and not longest and asked.settings.strategy in (AUTO, OFFLOAD):
+        used = host.used_bytes + int(held.stages[0].shards[0].host_bytes / share)
+        lacking = memory_for(host.kind, used, asked.settings.memory_share) - host.memory_bytes
+        yield f"{ceil(lacking / GIB)} GiB more main memory, from which layers would be copied for every batch"
     shared = SHARED if asks_all else tuple({asked.settings.strategy} & set(SHARED))
     told = longest
     for more in range(1, MOST_MORE_DEVICES if shared else 0):
-        fleet = (*rooms, *(replace(largest, name=f"{largest.name}+{each}", card="") for each in range(more)))
+        added = [replace(largest, name=f"{largest.name}+{each}", card="") for each in range(more)]
+        fleet = tuple(
+            sorted((*rooms, *added), key=lambda room: -room.capacity_bytes)
+        )  # as devices are grouped
         built = [builder.build(strategy, fleet, asked.links.default) for strategy in shared]
         tokens = max(
             builder.max_tokens if isinstance(each, Replica) else each.longest_text_tokens for each in built
@@ -251,7 +253,7 @@ def _fit(asked: PlanRequest, precision: str, strategy: str, longest: int) -> str
     )
     if tokens <= longest:
         return ""
-    return f"{max(drafts, key=lambda draft: draft.rate).name} fits{_limit(asked, tokens)}"
+    return f"{choose_draft(drafts).name} fits{_limit(asked, tokens)}"
 
 
 def _limit(asked: PlanRequest, tokens: int) -> str:

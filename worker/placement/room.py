@@ -55,16 +55,14 @@ class DeviceCapacity:
     used_bytes: int = field(default=0, compare=False)  # by other programs
     card: str = field(default="", compare=False)  # for a part of a GPU: the whole GPU
     memory_bytes: int = 0
-    host_bytes: int = 0  # of main memory that weights may take beside the device
+    host_bytes: int = 0  # of main memory that layers may take
     num_parts: int = 1  # among which the device's time is divided
     has_bf16: bool = True
+    shares_host_memory: bool = False
 
 
 def measure_room(device: Device, memory_share: float, host_bytes: int = 0) -> DeviceCapacity:
-    """Return the room on a device, of whose memory others and the plan together may fill `memory_share`.
-
-    `host_bytes` of main memory are for its weights, unless that is the device's own memory.
-    """
+    """Return the room on a device, of whose memory others and the plan together may fill `memory_share`."""
     share = memory_share * (MPS_SHARE if device.kind == MPS else 1)
     # The bytes that were in use when the device was detected, if that is known.
     used = 0 if device.free_bytes is None else max(0, device.memory_bytes - device.free_bytes)
@@ -77,9 +75,10 @@ def measure_room(device: Device, memory_share: float, host_bytes: int = 0) -> De
         used,
         device.card,
         device.memory_bytes,
-        0 if device.shares_host_memory else host_bytes,
+        host_bytes,
         device.num_parts,
         device.has_bf16,
+        device.shares_host_memory,
     )
 
 

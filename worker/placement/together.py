@@ -21,7 +21,7 @@ from vectormill.domain.errors import ModelDoesNotFit
 from vectormill.models.model_shape import ModelShape
 from vectormill.workers.plan_picture import format_gib
 from worker.devices.device import CPU, CUDA, MPS, Device, Inventory, parse_devices
-from worker.placement.drafts import Draft, draft_longest
+from worker.placement.drafts import ABOUT_AS_FAST, choose_draft, draft_longest
 from worker.placement.placement import Placement, PlanSettings
 from worker.placement.reasons import (
     PlanRequest,
@@ -35,7 +35,6 @@ from worker.placement.reasons import (
 )
 from worker.placement.replicas import MinimumNeeds, ReplicaBuilder
 from worker.placement.room import OVERHEAD_BYTES, DeviceCapacity, guess_flops, measure_room
-from worker.placement.strategies import STRATEGIES
 
 # The number of tokens at once beyond which a device gets no faster (docs/LOG.md for CPUs).
 FULL_BATCH_TOKENS: Final[Mapping[str, int]] = {CPU: 2048, CUDA: 32768, MPS: 8192}
@@ -44,8 +43,6 @@ ARITHMETIC: Final[Mapping[str, str]] = {CPU: "fp32", CUDA: "bf16", MPS: "fp16"}
 # The attention assumed if none is given. It is padded on CUDA too: a shard pads unless packing is requested,
 # and so does a whole replica whose model cannot be packed; otherwise less memory is needed.
 ATTENTION: Final[Mapping[str, str]] = {CPU: "openvino", CUDA: "sdpa", MPS: "sdpa"}
-# Predictions are no more exact than this, so a simpler plan that is nearly as fast is preferred.
-ABOUT_AS_FAST: Final = 0.95
 
 
 def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettings) -> Placement:
@@ -55,7 +52,9 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
     ConfigurationError for devices that do not exist.
     """
     devices = parse_devices(settings.devices, inventory)
-    host_bytes = int(settings.host_share * measure_host(inventory, settings.memory_share))
+    processor = Device("cpu", CPU, 0, (), 1, inventory.memory_bytes, free_bytes=inventory.free_bytes)
+    host = measure_room(processor, settings.memory_share)
+    host_bytes = int(settings.host_share * host.capacity_bytes)
     rooms = [measure_room(device, settings.memory_share, host_bytes) for device in devices]
     links = inventory.links
 
@@ -63,14 +62,14 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
         asked = replace(settings, precision=precision, max_tokens=max_tokens)
         return ReplicaBuilder(shape, make_needs(rooms, asked))
 
-    asked = PlanRequest(rooms, links, make_builder, settings)
+    asked = PlanRequest(rooms, links, make_builder, settings, host)
     longest, drafts = draft_longest(
         rooms, links, partial(make_builder, settings.precision), settings.strategy, settings.max_tokens
     )
     if not longest:
         raise ModelDoesNotFit(explain_failure(asked))
     builder = make_builder(settings.precision, longest)
-    chosen = _choose([draft for draft in drafts if draft.replicas])
+    chosen = choose_draft(drafts)
     unit = max(builder.full_rate(room) * room.num_parts for room in rooms)
     return Placement(
         strategy=chosen.strategy,
@@ -87,12 +86,6 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
     )
 
 
-def measure_host(inventory: Inventory, memory_share: float) -> int:
-    """Return the bytes of main memory that weights may take."""
-    host = Device("cpu", CPU, 0, (), 1, inventory.memory_bytes, free_bytes=inventory.free_bytes)
-    return measure_room(host, memory_share).capacity_bytes
-
-
 def make_needs(rooms: Sequence[DeviceCapacity], settings: PlanSettings) -> MinimumNeeds:
     kind = rooms[0].kind
     is_whole = settings.precision in ("fp32", "bf16", "fp16")
@@ -104,15 +97,6 @@ def make_needs(rooms: Sequence[DeviceCapacity], settings: PlanSettings) -> Minim
         full_batch_tokens=max(FULL_BATCH_TOKENS[kind], settings.max_tokens),
         find_obstacle=settings.find_obstacle,
         results=settings.results,
-    )
-
-
-def _choose(drafts: Sequence[Draft]) -> Draft:
-    """Return the simplest of the plans that are about as fast as the fastest."""
-    fastest = max(draft.rate for draft in drafts)
-    near = [draft for draft in drafts if draft.rate >= ABOUT_AS_FAST * fastest]
-    return min(
-        near, key=lambda draft: (list(STRATEGIES).index(draft.strategy), draft.group_size, -draft.rate)
     )
 
 
