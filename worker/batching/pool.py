@@ -220,7 +220,7 @@ class SequencePool:
 
     `budget` returns the largest cost of a batch and is called for every batch. `num_started` batches are with
     the device at a time, of which it computes `num_streams` side by side. `num_tokenizing` requests will soon
-    add their sequences. If `begins_short`, batches of bulk begin with the shortest sequences of all. `hold_end` is
+    add their sequences. If `begins_short`, bulk begins with the shortest of the oldest request. `hold_end` is
     the time at which sequences that are held back will be sent; None if none are. All times are on one monotonic clock.
     """
 

@@ -11,8 +11,8 @@ another, and oneDNN can create no kernel any more. So neither the failure nor an
 before every stream has encoded the canary again.
 
 A failed batch is tried again in many parts, because a failure may end the process: of up to 65 texts, k bad ones
-cost k + 1 loads of the model, and the others are encoded. Texts that need too much memory cost two loads, however many
-they are: the shortest fails first, and no longer one is tried then.
+cost k + 1 loads of the model, and the others are encoded. Texts that need too much memory cost two loads for
+each that fails alone. Few do: no longer one is tried then, and the next failure halves that limit.
 """
 
 import math
