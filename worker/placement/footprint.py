@@ -67,6 +67,10 @@ WORD_LOGITS: Final = 1 << 24
 # FSDPParamGroup.wait_for_unshard of torch.
 GATHERED_LAYERS: Final = 3
 GATHERED_EMBEDDINGS: Final = 2
+# What is looked up in three tables (words, positions, segments), the sum and its norm; positions are counted in numbers
+# as large as those of a batch. It matters where large tables are gathered; otherwise a layer takes more.
+LOOK_UP_STATES: Final = 5
+PLACE_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +232,7 @@ class WeightBytes:
     vector_bytes: int = 0
     head_bytes: int = 0
     word_bytes: int = 0
+    row_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -249,6 +254,8 @@ class WeightBytes:
             whole += self.other_bytes - self.head_bytes
             copies = self.key_bytes * max(0, share.num_ranks // self.num_key_heads - 1)
         cut = self.total_bytes - self.head_bytes - whole + copies
+        if share.strategy == FULLY_SHARDED:  # each tensor is cut between rows
+            cut += share.num_ranks * self.row_bytes
         return whole + words + self.head_bytes * share.answers - (-cut // share.num_ranks)
 
     def gathered_by(self, share: Portion) -> tuple[int, int]:
@@ -275,7 +282,9 @@ def count_weights(shape: ModelShape, precision: str, value_bytes: int) -> Weight
             layers[tensor.layer] = layers.get(tensor.layer, 0) + num_bytes
             vector_bytes += num_bytes * (len(tensor.shape) == 1)
             key_bytes += num_bytes * any(f"{path}." in tensor.name for path in key_columns)
-        elif "rel_embeddings" in tensor.name:
+        elif "rel_embeddings" in tensor.name or (
+            shape.num_relative_positions and tensor.name.startswith("encoder.LayerNorm")
+        ):
             common_bytes += num_bytes
         elif tensor.is_embedding:
             embedding_bytes += num_bytes
@@ -302,6 +311,7 @@ def count_weights(shape: ModelShape, precision: str, value_bytes: int) -> Weight
         vector_bytes,
         heads,
         words,
+        sum(_tensor_bytes(each, precision, value_bytes) // each.shape[0] for each in shape.tensors),
     )
 
 
@@ -322,7 +332,9 @@ def make_footprint(
     uncompressed tensors; None means that of the weights, or fp32 if these are compressed. `kind` and
     `memory_bytes` are those of the device, `results` those of `count_results`.
     """
-    pooled = Moment(per_sequence=FLOAT_BYTES * shape.hidden_size)
+    # For further outputs, the place of each token that they read.
+    index_bytes = PLACE_BYTES if results != NOTHING else 0
+    pooled = Moment(index_bytes, per_sequence=FLOAT_BYTES * shape.hidden_size)
     if not shape.num_layers:  # a table of static embeddings: a token is its id, and a text its vector
         return Footprint(FLOAT_BYTES * shape.tensors[0].num_values, (Moment(TOKEN_BYTES) + pooled,))
     arithmetic = arithmetic or ("fp32" if precision in COMPRESSED else precision)
@@ -338,7 +350,7 @@ def make_footprint(
             each + Moment(fixed=in_layers)
             for each in _list_layer_moments(shape, attention, value_bytes, share, cap)
         ),
-        Moment(TOKEN_BYTES + 2 * shape.hidden_size * value_bytes, fixed=in_look_up),
+        Moment(2 * TOKEN_BYTES + LOOK_UP_STATES * shape.hidden_size * value_bytes, fixed=in_look_up),
         _find_last_moment(shape, value_bytes, share, results),
     )
     return Footprint(
