@@ -27,7 +27,7 @@ from worker.devices.detect import detect_inventory
 from worker.devices.device import parse_devices
 from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest, EncodeResult
-from worker.placement.strategies import PIPELINE, REPLICATE, STRATEGIES
+from worker.placement.strategies import PIPELINE, REPLICATE
 from worker.plan import plan_worker
 from worker.runner.starter import Sharing
 from worker.settings import load_worker_settings
@@ -37,7 +37,7 @@ NAME: Final = "benchmark"
 SINGLE: Final = "single"
 DATA_PARALLEL: Final = "data parallel"
 WHOLE: Final = "one over all"
-PIPELINED: Final = STRATEGIES[PIPELINE].title
+PIPELINED: Final = PIPELINE
 STRATEGY_OF_WAY: Final[Mapping[str, str]] = {
     **dict.fromkeys((SINGLE, DATA_PARALLEL, WHOLE), REPLICATE),
     PIPELINED: PIPELINE,

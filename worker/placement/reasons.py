@@ -126,7 +126,8 @@ def explain_rejections(chosen: Draft, drafts: Sequence[Draft], unit: float) -> t
             )
             rejected += [Rejection(best.name, f"{rates}: {why}")] if others else []
         elif refusals:
-            nearest = min(refusals, key=lambda refusal: refusal.missing_bytes)
+            # What lacks memory is nearer than what is impossible.
+            nearest = min(refusals, key=lambda refusal: refusal.missing_bytes or sys.maxsize)
             rejected.append(Rejection(strategy, nearest.reason))
     return tuple(rejected)
 

@@ -19,13 +19,12 @@ NUM_SLOTS: Final = 2
 class Strategy:
     """One strategy.
 
-    `title` is its name for people. `how_shared` describes how devices share a replica, with {stages} to fill in;
+    `how_shared` describes how devices share a replica, with {stages} to fill in;
     empty if they do not. `why_slower` explains why such a plan was not chosen. If
     `has_stages`, each rank holds separate whole layers, otherwise a part of every layer.
     """
 
     name: str
-    title: str
     why_slower: str
     how_shared: str = ""
     has_stages: bool = False
@@ -35,27 +34,22 @@ class Strategy:
 STRATEGIES: Final[Mapping[str, Strategy]] = {
     strategy.name: strategy
     for strategy in (
-        Strategy(REPLICATE, "replicas", "the other devices cannot hold a whole replica"),
-        Strategy(HYBRID, "a mix", "devices that share a replica do less than they would in the chosen plan"),
+        Strategy(REPLICATE, "the other devices cannot hold a whole replica"),
+        Strategy(HYBRID, "devices that share a replica do less than they would in the chosen plan"),
         Strategy(
             PIPELINE,
-            "pipeline",
             "the slowest stage sets the pace, and every batch is handed from stage to stage",
             "as a pipeline of {stages} stages, each at work on another batch",
             has_stages=True,
         ),
-        Strategy(
-            TENSOR, "tensor parallel", "every layer waits for two all-reduces", "by splitting every layer"
-        ),
+        Strategy(TENSOR, "every layer waits for two all-reduces", "by splitting every layer"),
         Strategy(
             FULLY_SHARDED,
-            "fully sharded",
             "every layer's weights are gathered for every batch",
             "fully sharded: each encodes different texts and gathers the weights layer by layer",
         ),
         Strategy(
             OFFLOAD,
-            "offloaded",
             "every batch waits for layers that are copied from main memory",
             has_stages=True,
         ),

@@ -229,7 +229,8 @@ def _take_parts(
     free = device.memory_bytes if device.free_bytes is None else device.free_bytes
     parts = []
     for num_bytes in _divide_memory(device, tenants, num_replicas):
-        memory_bytes = device.memory_bytes * (num_bytes + overhead) // whole
+        # Rounded up, so that the part has room for just these bytes.
+        memory_bytes = -(-device.memory_bytes * (num_bytes + overhead) // whole)
         parts.append(
             replace(
                 device,
