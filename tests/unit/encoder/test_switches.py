@@ -151,7 +151,7 @@ def test_an_unknown_switch_is_refused_at_the_start_with_the_nearest_right_one() 
     assert load_worker_settings().switches == "auto"
     for wrong, right in (("direct_flsh", "direct_flash"), ("nine", "none"), ("direct_flash,", "auto")):
         with pytest.raises(
-            ConfigurationError, match=r"VECTORMILL_WORKER_SWITCHES: .*Unknown switch .*; did you mean"
+            ConfigurationError, match=r"--switches: .*Unknown switch .*; did you mean"
         ) as error:
             load_worker_settings(switches=wrong)
         assert right in str(error.value)
