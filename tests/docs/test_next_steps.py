@@ -48,7 +48,7 @@ PARSED: Final = {
         "submit 1 --collection 1 --api-url 1",
     ),
     "Its own tests run it: test_api_sources.py, test_items_command.py, test_models_command.py, test_certify.py.": (
-        "certify 1", "items delete docs --from keys.txt", "models remove 1", "push", "push 1 1", "sources set 1 --push",
+        "certify 1", "items delete docs --from keys.txt", "models remove 1", "push 1 1", "sources set 1 --push",
     ),
     "Its situation takes a faulty index, a re-index or a failed load; tests/integration do the same over HTTP.": (
         "cancel 1", "collections change 1 --keep-text", "collections discard 1 1", "collections index 1 --rebuild",

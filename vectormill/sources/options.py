@@ -211,7 +211,7 @@ class PushOptions(Options):
     """Options of a push; there are none, as the client sends the rows."""
 
     kind = PUSH
-    help = "Take the rows that `vectormill push` sends."
+    help = "Take the rows that `vectormill push COLLECTION FILE` sends."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
