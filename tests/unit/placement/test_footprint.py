@@ -52,7 +52,8 @@ def test_ranks_hold_their_part_of_the_weights_and_gather_three_layers_where_each
     vectors = 6 * 4 * (1536 + 9 * 384)  # biases and norms, which are left whole
     assert predict(Portion(TENSOR, 2)).weight_bytes == embeddings + vectors + (layers - vectors) // 2
     sharded = predict(Portion(FULLY_SHARDED, 4))
-    assert sharded.weight_bytes == (embeddings + layers) // 4
+    # Each tensor is cut between rows, so that a rank may have a row more of each.
+    assert 0 <= sharded.weight_bytes - (embeddings + layers) // 4 <= 0.005 * sharded.weight_bytes
     assert {moment.fixed for moment in sharded.moments} == {0, 2 * embeddings, 3 * layers // 6}
     # A stage in the middle talks to two neighbours, by a communicator each; gloo takes no memory of a device.
     middle = Portion(PIPELINE, 3, 2, is_first=False, answers=False)
