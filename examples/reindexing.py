@@ -60,9 +60,8 @@ with Client() as client:
         print(f"{title}: {', '.join(counts)}, {(end - start).total_seconds():.2f} s")
 
     reindex("first run")
-    time.sleep(
-        5
-    )  # until the worker has encoded known texts again: vectors of before are then good for renamed rows
+    # Renamed rows keep their vectors only once the worker has encoded known texts again, which no answer tells.
+    time.sleep(5)
     print("changes:", ", ".join(f"{table.execute(sql).rowcount} {what}" for what, sql in CHANGES.items()))
     reindex("after the changes")
     reindex("nothing changed")

@@ -73,7 +73,7 @@ HEADS = ("splade", "bge-m3", "dense")
 
 def save_model(folder: Path, name: str) -> None:
     if name == "splade":
-        # Of so many words that they are compressed in the embeddings, and not in the head.
+        # The vocabulary is so large that int8 compresses it in the embeddings, while the head keeps it whole.
         more = SIZES | {"num_hidden_layers": NUM_LAYERS, "vocab_size": 4200}
         write_masked_language_model(folder, "Bert", **more)
     elif name == "bge-m3":

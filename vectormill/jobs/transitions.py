@@ -45,7 +45,7 @@ _KEEP_PERIOD: Final = (
 # A commit or a failure of a faulty chunk has replaced or removed all of its vectors; a cancellation leaves them.
 _REPLACED: Final = """proof_id = CAST(:proof_id AS bigint), is_faulty = NULL,
        earlier_proofs = CASE WHEN is_faulty THEN NULL ELSE earlier_proofs END"""
-# Of a faulty chunk `is_suspect` is not NULL but false if some of the items that it wants had no vector.
+# `is_suspect` of a faulty chunk is false instead of NULL if some of the items that it encodes again had no vector.
 _DOUBTED: Final = "is_suspect = is_suspect OR is_faulty"
 # The items to be encoded: those that a retry or a mend asks for, and in an open chunk also those that wait. NULL means
 # all items.

@@ -73,7 +73,7 @@ class ReproducibleEncoder(Encoder):
         report = inner.describe()
         self._buckets = None if report.longest_bucket is None else LengthBuckets(report.longest_bucket)
         self._largest_id = min(LARGEST_PROBED_ID, order.card.shape.vocab_size or SMALLEST_VOCABULARY)
-        # What asks for other outputs than dense vectors is a tile alone, so only these are compared.
+        # A text that asks for other outputs is computed alone, so only tiles of dense vectors are compared.
         gives_dense = order.card.is_extractor or DENSE in order.card.outputs
         lengths = [length for length in PROBED_LENGTHS if gives_dense and length <= order.card.max_tokens]
         if not all(map(self._is_stable, lengths)):

@@ -67,8 +67,9 @@ WORD_LOGITS: Final = 1 << 24
 # FSDPParamGroup.wait_for_unshard of torch.
 GATHERED_LAYERS: Final = 3
 GATHERED_EMBEDDINGS: Final = 2
-# What is looked up in three tables (words, positions, segments), the sum and its norm; positions are counted in numbers
-# as large as those of a batch. It matters where large tables are gathered; otherwise a layer takes more.
+# The embeddings hold five states at once: rows of three tables (words, positions, segments), their sum and its norm.
+# Positions are counted in as many numbers as a batch has. All of this matters only where large tables are gathered;
+# otherwise a layer takes more.
 LOOK_UP_STATES: Final = 5
 PLACE_BYTES: Final = 8
 

@@ -126,7 +126,7 @@ def explain_rejections(chosen: Draft, drafts: Sequence[Draft], unit: float) -> t
             )
             rejected += [Rejection(best.name, f"{rates}: {why}")] if others else []
         elif refusals:
-            # What lacks memory is nearer than what is impossible.
+            # A plan that only lacks memory is told before one that no memory would make possible.
             nearest = min(refusals, key=lambda refusal: refusal.missing_bytes or sys.maxsize)
             rejected.append(Rejection(strategy, nearest.reason))
     return tuple(rejected)

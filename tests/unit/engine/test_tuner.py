@@ -295,7 +295,7 @@ def test_batches_are_bounded_by_what_large_ones_took_whatever_has_failed_or_was_
     assert before == devices.bound(1.0)
     for num_sequences, length, outcome in batches:
         devices.run(num_sequences, length, outcome)
-        # What a batch takes besides is at most so much of one that is large enough to tell.
+        # A constant need is at most this share of the smallest batch that may correct a prediction.
         least = devices.bound(max(1.0, factor + more / (LEAST_SHARE * devices.free_bytes)))
         assert least - LENGTH <= devices.tuner.max_batch_tokens(LENGTH) <= before
     for _ in range(30):
