@@ -229,8 +229,7 @@ def _take_parts(
     free = device.memory_bytes if device.free_bytes is None else device.free_bytes
     parts = []
     for num_bytes in _divide_memory(device, tenants, num_replicas):
-        # Rounded up, so that the part has room for just these bytes.
-        memory_bytes = -(-device.memory_bytes * (num_bytes + overhead) // whole)
+        memory_bytes = device.memory_bytes * (num_bytes + overhead) // whole
         parts.append(
             replace(
                 device,
@@ -270,9 +269,9 @@ def _divide_memory(
 
 
 def _wanted_bytes(device: Device, tenant: Tenant) -> int:
-    """Return the memory of an unshared replica with a full batch."""
+    """Return the memory of an unshared replica with a full batch, and what is lost as parts are rounded down."""
     room = measure_room(device, tenant.settings.memory_share)
-    return ReplicaBuilder(tenant.shape, make_needs([room], tenant.settings)).count_full_bytes(room)
+    return ReplicaBuilder(tenant.shape, make_needs([room], tenant.settings)).count_full_bytes(room) + 2
 
 
 def _divide_devices(

@@ -108,7 +108,7 @@ def test_what_neighbours_have_cached_takes_nothing_from_a_part_and_all_parts_fit
     devices = share_card(free_bytes) if count == 1 else divide(count, free_bytes)
     count = len(devices)
     bounds = [cap_bytes(device) for device in devices]
-    assert sum(bounds) + count * CONTEXT + foreign_gib * GIB <= CARD_BYTES + count  # parts are rounded up
+    assert sum(bounds) + count * CONTEXT + foreign_gib * GIB <= CARD_BYTES
     own_bound = bounds[0]
     reserved = data.draw(st.integers(0, own_bound), "reserved")
     allocated = data.draw(st.integers(0, reserved), "allocated")
