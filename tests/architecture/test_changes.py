@@ -1,9 +1,13 @@
 """docs/CHANGES.md names places that exist, and counts them right."""
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Final
 
+import pytest
+
+from tests.architecture.changes import list_commits, make_table
 from tests.architecture.derived import PAGES, read
 from tests.architecture.sources import DOCS, ROOT
 
@@ -47,3 +51,14 @@ def test_a_place_is_where_it_is_said_to_be() -> None:
 def test_whatever_is_said_to_compare_a_repeat_is_a_test() -> None:
     tests = {Path(path).name for path in (ROOT / "tests").rglob("test_*.py")}
     assert set(COMPARED_BY.findall(PAGE)) <= tests | {"test_changes.py"}
+
+
+def test_the_table_of_commits_is_what_the_script_prints() -> None:
+    commits = list_commits()
+    assert commits
+    known = subprocess.run(
+        ["git", "cat-file", "-e", commits[0]], cwd=ROOT, stderr=subprocess.DEVNULL
+    ).returncode
+    if known != 0:
+        pytest.skip(f"this copy of the project has no history with the commit {commits[0]}")
+    assert make_table(commits) in PAGE, "run python -m tests.architecture.changes"
