@@ -45,7 +45,7 @@ from vectormill.broker.queries import (
     write_spec,
 )
 from vectormill.coalescer import Coalescer
-from vectormill.db.secrets import load_secret
+from vectormill.db.session import load_secret
 from vectormill.domain.encoding import FAIL, LATE, PASSAGES, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import EncodingTimeout, QueryLost, Unavailable
 from vectormill.jobs.waiting import explain_query_wait

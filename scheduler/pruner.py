@@ -34,7 +34,7 @@ from vectormill.jobs.failing import fail_waiting_chunks, find_stuck_jobs
 from vectormill.jobs.partitions import delete_removed, keep_partitions, shrink_partitions
 from vectormill.runs.runs import prune_runs
 from vectormill.sources.pushes import prune_pushes
-from vectormill.webhooks.deliveries import prune_deliveries
+from vectormill.webhooks.webhooks import prune_deliveries
 from vectormill.work.loop import Loop
 from vectormill.workers.proofs import prune_periods
 

@@ -16,7 +16,7 @@ from tests.services import connected_engine, migrated_database
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import find_generation, open_collection
 from vectormill.collections.generation_tables import upsert_rows
-from vectormill.db.plans import walk_plan
+from vectormill.db.session import walk_plan
 from vectormill.jobs.item import Item
 from vectormill.search.deadline import Deadline
 from vectormill.search.filters import TEXT_INDEX, define_filter_indexes, name_text_index

@@ -7,9 +7,8 @@ from typing import Any
 from sqlalchemy import Engine
 
 from tests.database import ask, execute
-from vectormill.webhooks.deliveries import find_delivery, list_deliveries
 from vectormill.webhooks.webhook import Delivery, Webhook, check_events, make_secret
-from vectormill.webhooks.webhooks import create_webhook, find_webhook
+from vectormill.webhooks.webhooks import create_webhook, find_delivery, find_webhook, list_deliveries
 
 
 def make_webhook(

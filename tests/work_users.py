@@ -55,8 +55,8 @@ from vectormill.objects.submission import add_objects, read_input
 from vectormill.runs.differences import drop_left_stages
 from vectormill.runs.runs import COUNT_NAMES, RUNS, cancel_run, claim_run, find_run
 from vectormill.settings import Settings
-from vectormill.webhooks.deliveries import DELIVERIES, claim_deliveries, fail_pending, post_test
 from vectormill.webhooks.webhook import MAX_ATTEMPTS, Posting, Reply
+from vectormill.webhooks.webhooks import DELIVERIES, claim_deliveries, fail_pending, post_test
 from vectormill.work.loop import Stopping, handing_back
 from vectormill.work.work import Work
 from worker.engine.request import EncodeRequest, EngineStopped

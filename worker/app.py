@@ -27,8 +27,7 @@ from vectormill.broker.app import ENCODE_CHUNK, make_app, queue_of
 from vectormill.broker.doorbell import WakeUpSender
 from vectormill.broker.queries import QUERY_KEY, QueryConsumer, Signer, name_space
 from vectormill.broker.queues import QueueReader
-from vectormill.db.secrets import load_secret
-from vectormill.db.session import make_engine
+from vectormill.db.session import load_secret, make_engine
 from vectormill.domain.errors import ConfigurationError, ModelError
 from vectormill.files.roots import Roots
 from vectormill.models.registry import open_registry

@@ -17,8 +17,7 @@ from api.routes.schedules import ScheduleName
 from vectormill.domain.errors import InvalidOption
 from vectormill.runs.run import HELD, QUEUED, RUNNING, Run, describe_counts
 from vectormill.runs.runs import cancel_run, confirm_run, list_runs
-from vectormill.schedules.cron import find_timezone
-from vectormill.schedules.schedule import OVERDUE_SECONDS, Schedule, ScheduleCounts
+from vectormill.schedules.schedule import OVERDUE_SECONDS, Schedule, ScheduleCounts, find_timezone
 from vectormill.schedules.schedules import (
     count_schedules,
     find_schedule,

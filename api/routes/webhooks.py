@@ -15,13 +15,6 @@ from vectormill.db.idempotency import make_once
 from vectormill.domain.errors import DeliveryNotFound, InvalidOption, WebhookNotFound
 from vectormill.operation import PageQuery, describe
 from vectormill.webhooks import operations
-from vectormill.webhooks.deliveries import (
-    find_delivery,
-    list_deliveries,
-    post_test,
-    replay_delivery,
-    replay_failed,
-)
 from vectormill.webhooks.operations import (
     DeliveryBody,
     DeliveryPage,
@@ -36,15 +29,19 @@ from vectormill.webhooks.operations import (
     WebhookRequest,
     describe_delivery,
 )
-from vectormill.webhooks.targets import check_url
-from vectormill.webhooks.webhook import check_events, make_secret
+from vectormill.webhooks.webhook import check_events, check_url, make_secret
 from vectormill.webhooks.webhooks import (
     change_webhook,
     create_webhook,
     delete_webhook,
+    find_delivery,
     find_first_secret,
     find_webhook,
+    list_deliveries,
     list_webhooks,
+    post_test,
+    replay_delivery,
+    replay_failed,
     rotate_secret,
 )
 

@@ -767,7 +767,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a webhook may reach a private address",
-        "vectormill/webhooks/targets.py",
+        "vectormill/webhooks/webhook.py",
         "if address.is_global or allows_private:",
         "if True:",
     ),
@@ -1640,7 +1640,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a webhook loses what waits for it",
-        "vectormill/webhooks/deliveries.py",
+        "vectormill/webhooks/webhooks.py",
         "WHERE webhook.id = webhook_id AND is_enabled))",
         "WHERE false))",
     ),

@@ -17,9 +17,8 @@ from vectormill.files.ndjson import ItemJson
 from vectormill.rows.columns import KEY_FIELDS, Columns
 from vectormill.rows.decoding import UNLIMITED, RowBatch
 from vectormill.rows.inputs import to_json
-from vectormill.rows.instants import Kind, spell_duration, spell_instants
 from vectormill.rows.items import Assembler
-from vectormill.rows.values import encode_fitting_metadata, is_plain
+from vectormill.rows.values import Kind, encode_fitting_metadata, is_plain, spell_duration, spell_instants
 
 if TYPE_CHECKING:
     import numpy as np

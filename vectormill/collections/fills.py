@@ -41,8 +41,7 @@ from vectormill.collections.generation_tables import (
 )
 from vectormill.collections.generations import FROM_GENERATIONS, GENERATION_COLUMNS, read_generation
 from vectormill.collections.row_kinds import Results
-from vectormill.db.copying import Field, encode_rows
-from vectormill.db.parameters import JSONB_VERSION
+from vectormill.db.parameters import JSONB_VERSION, Field, encode_rows
 from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Items

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from psycopg import Cursor, sql
 
-from vectormill.db.copying import Field
 from vectormill.db.parameters import (
     JSONB_VERSION,
     TEXT_OID,
+    Field,
     WireArray,
     find_type,
     make_bytes_array,

@@ -1,16 +1,20 @@
-"""Parameters of statements: values of jsonb, and arrays in PostgreSQL's binary format.
+"""Parameters of statements: values of jsonb, and arrays and rows of COPY in PostgreSQL's binary formats.
 
 A whole chunk is sent as a few arrays, without Python code for each row.
 
-Source: array_recv in PostgreSQL's src/backend/utils/adt/arrayfuncs.c. The header is five int32: the number of
+Source of arrays: array_recv in PostgreSQL's src/backend/utils/adt/arrayfuncs.c. The header is five int32: the number of
 dimensions, whether there are nulls, the type's OID, the number of elements and the index of the first one.
 Each element follows as its length and its bytes.
+
+Source of rows: PostgreSQL, "COPY", section "Binary Format". After a signature, flags and the length of an extension
+comes each row: the number of fields in int16, then each field as its length in int32 and its bytes, with the length -1
+for NULL. At the end stands an int16 of -1.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, Final
 
 import numpy as np
@@ -117,3 +121,23 @@ def _header(oid: int, num_elements: int, *, has_null: bool = False) -> bytes:
 def to_jsonb(value: Any) -> str:
     """Return the JSON text of a value, for a parameter that the statement casts to jsonb."""
     return json.dumps(value, separators=(",", ":"))
+
+
+# The bytes of a value in Postgres' binary format; None for NULL.
+Field = bytes | None
+
+_START: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_END: Final = b"\xff\xff"
+
+
+def encode_rows(columns: Sequence[Sequence[Field]]) -> bytes:
+    """Return the content of a binary COPY with these columns of equally many fields."""
+    num_rows = len(columns[0])
+    parts: list[Iterable[bytes]] = [repeat(len(columns).to_bytes(2), num_rows)]
+    for fields in columns:
+        values = [field or b"" for field in fields]
+        lengths = np.fromiter(map(len, values), dtype=">i4", count=num_rows)
+        if None in fields:
+            lengths[[field is None for field in fields]] = _NULL
+        parts += lengths.view("V4").tolist(), values
+    return b"".join((_START, *chain.from_iterable(zip(*parts, strict=True)), _END))

@@ -1,9 +1,11 @@
-"""Engines: the connection pools through which every process connects to Postgres."""
+"""Connections to Postgres: the pools of every process, the secrets that they share, and the plans of statements."""
 
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import psycopg
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.engine import make_url
 
 # These limits keep a forgotten transaction from holding back vacuum, and a lock from blocking a worker for
@@ -53,3 +55,23 @@ def driver_of(connection: Connection) -> psycopg.Connection[Any]:
     driver = connection.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)
     return driver
+
+
+def walk_plan(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the plan node and all nodes below it."""
+    yield node
+    for below in node.get("Plans", ()):
+        yield from walk_plan(below)
+
+
+LOAD_SECRET = text("""
+    SELECT value, extract(epoch FROM required_from - now())::float8 AS seconds
+      FROM vectormill.secrets WHERE name = :name
+""")
+
+
+def load_secret(engine: Engine, name: str) -> tuple[bytes, float]:
+    """Return a secret, and the time on the monotonic clock from which it is required. Raise SQLAlchemyError."""
+    with engine.connect() as connection:
+        row = connection.execute(LOAD_SECRET, {"name": name}).one()
+    return bytes(row.value), time.monotonic() + row.seconds

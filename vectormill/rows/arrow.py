@@ -7,8 +7,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute
 
-from vectormill.rows.instants import spell_duration, spell_instants
-from vectormill.rows.values import spell_name
+from vectormill.rows.values import spell_duration, spell_instants, spell_name
 
 
 def list_columns(table: "pa.RecordBatch | pa.Table", names: Iterable[str]) -> dict[str, list[Any]]:

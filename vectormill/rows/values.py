@@ -18,7 +18,9 @@
 | dictionary, struct, map | refused | its JSON | an object |
 | anything else | its text | its text | its text |
 
-A fraction of a second has six digits, or nine if it needs them. The table needs neither pandas nor pyarrow, and gives
+A fraction of a second has six digits, or nine if it needs them. Moments that Arrow, polars and NumPy hold as whole
+numbers since an epoch become the same texts without Python's own types, which end at the years 1 and 9999, and at the
+microsecond. The table needs neither pandas nor pyarrow, and gives
 the same with and without them.
 """
 
@@ -29,12 +31,11 @@ from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
 from vectormill.jobs.item import PAIR_MARK, REFUSED_MARK, has_nul, join_pair
-from vectormill.rows.instants import spell_duration, spell_numpy
 
 # Sorted keys, so that equal metadata are equal bytes.
 _ENCODER: Final = msgspec.json.Encoder(order="sorted", decimal_format="number")
@@ -273,3 +274,55 @@ def _measure_depth(value: Any) -> int:
 def shorten(text: str) -> str:
     """Quote a value for a message, shortened if it is long."""
     return repr(text if len(text) <= 80 else text[:77] + "…")
+
+
+_FRACTION_DIGITS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+
+Kind = Literal["moment", "moment in UTC", "date", "time"]
+
+
+def spell_instants(ints: Sequence[int | None], unit: str, kind: Kind) -> list[str | None]:
+    """Return the texts of instants in a unit of NumPy: D, s, ms, us or ns."""
+    import numpy as np
+
+    written = np.datetime_as_string(np.array([value or 0 for value in ints], f"M8[{unit}]")).tolist()
+    return [
+        None if value is None or text == "NaT" else _finish(text, kind)
+        for value, text in zip(ints, written, strict=True)
+    ]
+
+
+def spell_numpy(value: Any) -> str:
+    """Return the text of a datetime64 or timedelta64 of NumPy, of any unit."""
+    kind, unit = value.dtype.kind, value.dtype.str.partition("[")[2].rstrip("]").lstrip("0123456789")
+    if kind == "M" and unit in ("Y", "M", "W", "D"):
+        return str(value.astype("M8[D]"))
+    unit = unit if unit in _FRACTION_DIGITS else "s" if unit in ("Y", "M", "W", "D", "h", "m") else "ns"
+    number = int(value.astype(f"{kind}8[{unit}]").astype("int64"))
+    return str(spell_instants([number], unit, "moment")[0]) if kind == "M" else spell_duration(number, unit)
+
+
+def _finish(written: str, kind: Kind) -> str:
+    if kind == "time":
+        return _trim(written.partition("T")[2])
+    year = written.partition("-")[0]
+    # ISO 8601 requires a sign before a year of five digits.
+    return ("+" if len(year) > 4 else "") + _trim(written) + ("Z" if kind == "moment in UTC" else "")
+
+
+def _trim(written: str) -> str:
+    """Return a moment whose fraction has no digits, six or nine."""
+    whole, _, fraction = written.partition(".")
+    digits = fraction.rstrip("0")
+    return f"{whole}.{digits.ljust(6 if len(digits) <= 6 else 9, '0')}" if digits else whole
+
+
+def spell_duration(value: int, unit: str) -> str:
+    """Return an ISO 8601 duration, as msgspec writes those of Python."""
+    sign, value = "-" if value < 0 else "", abs(value)
+    scale = 10 ** _FRACTION_DIGITS[unit]
+    days, rest = divmod(value, 86_400 * scale)
+    seconds, fraction = divmod(rest, scale)
+    digits = str(fraction).rjust(_FRACTION_DIGITS[unit], "0").rstrip("0") if fraction else ""
+    written = f"{seconds}.{digits}" if digits else f"{seconds}"
+    return f"{sign}P{f'{days}D' if days or not rest else ''}{f'T{written}S' if rest else ''}"

@@ -28,6 +28,7 @@ from vectormill.schedules.schedule import (
     SKIP,
     Overlap,
     Schedule,
+    find_timezone,
 )
 
 Cron = Annotated[
@@ -140,9 +141,6 @@ def describe_schedule(schedule: Schedule) -> ScheduleBody:
 
 def in_zone(moment: datetime | None, timezone: str) -> str | None:
     """Return a time in ISO 8601 as local time of the zone; None if this machine does not know the zone."""
-    # Imported here because the client imports this module, and cronsim comes with the server only.
-    from vectormill.schedules.cron import find_timezone
-
     if moment is None:
         return None
     try:

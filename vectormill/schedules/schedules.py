@@ -34,14 +34,17 @@ from vectormill.runs.run import (
     SKIPPED,
 )
 from vectormill.runs.runs import create_run
-from vectormill.schedules.cron import check_cron, find_timezone, newest_due, next_due
 from vectormill.schedules.schedule import (
     SKIP,
     NewSchedule,
     Schedule,
     ScheduleCounts,
+    check_cron,
     check_overlap,
     check_schedule_name,
+    find_timezone,
+    newest_due,
+    next_due,
 )
 from vectormill.sources.options import PUSH
 

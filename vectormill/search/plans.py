@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name, estimate_num_rows
 from vectormill.collections.indexes import count_unindexed
-from vectormill.db.plans import walk_plan
+from vectormill.db.session import walk_plan
 from vectormill.search.rankings import Depth, Statement
 
 # Up to this number, rows are found by an index on their metadata and compared exactly within a few milliseconds.

@@ -21,7 +21,7 @@ from vectormill.rows.decoding import PARQUET, read_rows
 from vectormill.rows.inputs import TextTree, find_format
 from vectormill.sources.options import LOCAL, FileOptions, TreeOptions
 from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, Reader, SourceAssembler, SourcePlace
-from vectormill.webhooks.targets import refuse_address
+from vectormill.webhooks.webhook import refuse_address
 
 # Protocols of real stores that connect only to hosts that the operator configured, or whose connections are checked.
 # ftp, sftp, hdfs, webhdfs and smb connect to wherever a name leads by then, or a server redirects them. Archives and

@@ -22,8 +22,7 @@ from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import table_name
 from vectormill.collections.generations import find_written, list_written_generations
 from vectormill.collections.items import remove_items
-from vectormill.db.plans import walk_plan
-from vectormill.db.session import driver_of
+from vectormill.db.session import driver_of, walk_plan
 from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption, SourceNotFound
 from vectormill.jobs.job import TENDED_JOB_STATES
 from vectormill.runs.differences import list_failed_keys

@@ -38,8 +38,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from vectormill.db.plans import walk_plan
-from vectormill.db.session import make_engine
+from vectormill.db.session import make_engine, walk_plan
 from vectormill.domain.errors import InvalidItem, SourceFailed
 from vectormill.jobs.item import Item
 from vectormill.rows.decoding import RowBatch

@@ -18,8 +18,7 @@ from typing import Final
 import httpx
 from standardwebhooks import Webhook
 
-from vectormill.webhooks.targets import refuse_address
-from vectormill.webhooks.webhook import Posting, Reply
+from vectormill.webhooks.webhook import Posting, Reply, refuse_address
 
 USER_AGENT: Final = "Vectormill-Webhooks/1"
 

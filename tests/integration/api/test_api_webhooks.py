@@ -18,8 +18,8 @@ from vectormill.client import Client
 from vectormill.operations import OPERATIONS
 from vectormill.problems import ApiError
 from vectormill.settings import Settings
-from vectormill.webhooks.deliveries import claim_deliveries, record_reply
 from vectormill.webhooks.webhook import EVENTS, Reply
+from vectormill.webhooks.webhooks import claim_deliveries, record_reply
 
 URL = "https://example.com/hook"
 

@@ -11,7 +11,7 @@ from tests.protocol import make_items, submit
 from vectormill.collections.coverage import COUNT_OPEN_JOBS
 from vectormill.collections.swaps import LIST_LAGGING_TWINS, LIST_PRUNABLE
 from vectormill.db.parameters import to_jsonb
-from vectormill.db.plans import walk_plan
+from vectormill.db.session import walk_plan
 from vectormill.jobs.transitions import INSERT_TWIN
 from vectormill.jobs.twins import LIST_TWINS, LIST_UNWANTED_JOBS, LIST_WITHOUT_TWIN
 

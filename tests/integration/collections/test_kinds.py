@@ -18,7 +18,7 @@ from vectormill.collections.collections import create_collection, find_generatio
 from vectormill.collections.exports import Inclusion, compose_statement
 from vectormill.collections.items import find_item
 from vectormill.collections.row_kinds import choose_kind
-from vectormill.db.plans import walk_plan
+from vectormill.db.session import walk_plan
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import SpecMismatch, WrongKind
 from vectormill.jobs.chunk import ChunkOutcome

@@ -27,7 +27,7 @@ from tests.waiting import wait_for
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import upsert_rows
 from vectormill.collections.indexes import find_record
-from vectormill.db.plans import walk_plan
+from vectormill.db.session import walk_plan
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.jobs.item import Item
 from vectormill.runs.run import REINDEX

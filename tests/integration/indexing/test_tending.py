@@ -18,7 +18,7 @@ from tests.protocol import SPEC, make_items, submit
 from tests.waiting import wait_for
 from vectormill.collections.collection import AUTO, HNSW
 from vectormill.collections.indexes import LIST_TENDED, MaintainedCollection
-from vectormill.db.plans import walk_plan
+from vectormill.db.session import walk_plan
 from vectormill.domain.encoding import INT8
 from vectormill.runs.run import INDEX
 from vectormill.runs.runs import create_run

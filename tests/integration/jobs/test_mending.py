@@ -25,7 +25,7 @@ from tests.protocol import (
 )
 from tests.protocol import claim_next as claim_next_chunk
 from vectormill.client import Client
-from vectormill.db.plans import walk_plan
+from vectormill.db.session import walk_plan
 from vectormill.jobs.certificates import write_certificate_lines
 from vectormill.jobs.chunks import split_chunk
 from vectormill.jobs.completion import cancel_chunk, fail_chunk

@@ -14,7 +14,7 @@ from vectormill.domain.errors import WrongJobState
 from vectormill.jobs.deletion import discard_ended_puts, discard_expired_jobs, discard_job
 from vectormill.jobs.item import ItemFailure
 from vectormill.runs.runs import prune_runs
-from vectormill.webhooks.deliveries import prune_deliveries
+from vectormill.webhooks.webhooks import prune_deliveries
 
 EVER = -1.0  # seconds of retention after which everything is past it
 

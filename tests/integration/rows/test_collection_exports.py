@@ -21,7 +21,7 @@ from vectormill.client import Client
 from vectormill.collections.collections import find_generation, open_collection
 from vectormill.collections.exports import READ_PAGE, Inclusion, compose_statement, read_pages
 from vectormill.collections.generation_tables import upsert_rows
-from vectormill.db.plans import walk_plan
+from vectormill.db.session import walk_plan
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Item
 from vectormill.vectors.vector_types import choose_vector_type, make_rows

@@ -16,7 +16,7 @@ from tests.protocol import SPEC, claim_next, complete, complete_on, submit, vect
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generation_tables import UPSERT_ROWS, create_generation, name_parts
 from vectormill.collections.items import DELETE_ROWS, delete_items, delete_rows, find_item
-from vectormill.db.plans import walk_plan
+from vectormill.db.session import walk_plan
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
 from vectormill.jobs.chunk import Claim

@@ -13,8 +13,7 @@ from tests.indexers import make_collection
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generations import LIST_GENERATIONS
 from vectormill.db.parameters import accept_arrays
-from vectormill.db.plans import walk_plan
-from vectormill.db.session import driver_of
+from vectormill.db.session import driver_of, walk_plan
 from vectormill.jobs.item import Item
 from vectormill.runs.differences import (
     CLEAR_ATTRIBUTES,

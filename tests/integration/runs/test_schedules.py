@@ -24,8 +24,7 @@ from vectormill.domain.errors import (
     ScheduleNotFound,
     SourceNotFound,
 )
-from vectormill.schedules.cron import next_due
-from vectormill.schedules.schedule import NewSchedule, Schedule
+from vectormill.schedules.schedule import NewSchedule, Schedule, next_due
 from vectormill.schedules.schedules import (
     LIST_DUE_SCHEDULES,
     change_schedule,

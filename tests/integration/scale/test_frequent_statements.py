@@ -25,7 +25,7 @@ from tests.full_database import NUM_IN_FLIGHT, NUM_MODELS, fill_database
 from tests.protocol import claim, complete, make_items, register_worker, submit
 from tests.services import connected_engine, migrated_database, of_database
 from tests.statements import name_statement
-from vectormill.db.plans import walk_plan
+from vectormill.db.session import walk_plan
 from vectormill.jobs.backlog import add_up_counts
 from vectormill.jobs.chunks import renew_leases
 from vectormill.jobs.dispatch import list_aged_jobs, list_demands, list_queued, list_rooms, mark_queued
@@ -35,7 +35,7 @@ from vectormill.objects.input import claim_input
 from vectormill.objects.output import claim_output
 from vectormill.runs.runs import claim_run
 from vectormill.settings import Settings
-from vectormill.webhooks.deliveries import claim_deliveries
+from vectormill.webhooks.webhooks import claim_deliveries
 from vectormill.workers.workers import ALIVE_SECONDS
 
 SETTINGS: Final = Settings()

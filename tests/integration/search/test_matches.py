@@ -14,7 +14,7 @@ from tests.database import execute
 from tests.metadata_filters import fits
 from tests.searched import LONG_DOCUMENT, NUM_ROWS, Searched, describe_row, searched_collection
 from tests.services import connected_engine
-from vectormill.db.plans import walk_plan
+from vectormill.db.session import walk_plan
 from vectormill.domain.errors import InvalidOption, ItemNotFound, TextsNotKept
 from vectormill.search.deadline import Deadline
 from vectormill.search.filter import parse_filter

@@ -19,7 +19,7 @@ from tests.searched import Searched, searched_collection
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generation_tables import keep_ranges
-from vectormill.db.plans import walk_plan
+from vectormill.db.session import walk_plan
 from vectormill.search.deadline import Deadline
 from vectormill.search.filter import parse_filter
 from vectormill.search.matches import MOST_TOGETHER, Finder, SearchWithVector, find_matches

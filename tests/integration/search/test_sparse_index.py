@@ -20,7 +20,7 @@ from vectormill.collections.collections import open_collection
 from vectormill.collections.generation_tables import upsert_rows
 from vectormill.collections.indexes import find_record, name_weights_index
 from vectormill.collections.row_kinds import take_objects
-from vectormill.db.plans import walk_plan
+from vectormill.db.session import walk_plan
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.jobs.item import Item
 from vectormill.search.deadline import Deadline

@@ -24,15 +24,16 @@ from vectormill.domain.errors import WebhookDisabled
 from vectormill.jobs.deletion import discard_job
 from vectormill.jobs.job import Job
 from vectormill.settings import Settings
-from vectormill.webhooks.deliveries import (
+from vectormill.webhooks.webhook import Posting, Reply, make_secret
+from vectormill.webhooks.webhooks import (
+    change_webhook,
     claim_deliveries,
     prune_deliveries,
     record_reply,
     replay_delivery,
     replay_failed,
+    rotate_secret,
 )
-from vectormill.webhooks.webhook import Posting, Reply, make_secret
-from vectormill.webhooks.webhooks import change_webhook, rotate_secret
 from vectormill.work.work import Lease
 
 

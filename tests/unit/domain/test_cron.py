@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vectormill.domain.errors import InvalidOption
-from vectormill.schedules.cron import check_cron, find_timezone, newest_due, next_due
+from vectormill.schedules.schedule import check_cron, find_timezone, newest_due, next_due
 
 
 def due_times(cron: str, zone: str, first: str, count: int) -> list[str]:

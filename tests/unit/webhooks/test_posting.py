@@ -14,8 +14,7 @@ from standardwebhooks import WebhookVerificationError
 from tests.webhook_receiver import receiving
 from vectormill.domain.errors import InvalidOption
 from vectormill.webhooks.posting import CheckedTransport, Poster, Resolve, resolve
-from vectormill.webhooks.targets import check_url, refuse_address
-from vectormill.webhooks.webhook import Posting, Reply, make_secret
+from vectormill.webhooks.webhook import Posting, Reply, check_url, make_secret, refuse_address
 
 SECRETS = [make_secret(), make_secret()]
 PUBLIC = "93.184.216.34"

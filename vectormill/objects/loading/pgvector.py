@@ -14,8 +14,7 @@ import psycopg
 from psycopg import sql
 
 from vectormill.addresses import to_libpq
-from vectormill.db.copying import Field, encode_rows
-from vectormill.db.parameters import JSONB_VERSION
+from vectormill.db.parameters import JSONB_VERSION, Field, encode_rows
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ConfigurationError, DatabaseUnavailable, InvalidOption
 from vectormill.domain.task import RECORD, SCORE, VECTOR
