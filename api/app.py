@@ -52,7 +52,7 @@ from api.routes import (
     sources,
     webhooks,
 )
-from api.search_pool import SEARCH_CONNECTIONS, SearchPool
+from api.searches import SEARCH_CONNECTIONS, SearchPool
 from api.serving import REFERENCE, find_types
 from api.watch import Watch
 from vectormill.batches.endpoints import INPUT_SCHEMA
@@ -195,6 +195,7 @@ def add_middlewares(app: FastAPI, settings: Settings, resources: Resources) -> N
 def make_resources(settings: Settings, engine: Engine, is_stopping: Callable[[], bool]) -> Resources:
     metrics = ApiMetrics(engine)
     registry = open_registry(settings, is_in_use=functools.partial(is_model_in_use, engine))
+    queries = QueryExchange(settings, engine, registry, metrics.queries, is_stopping)
     # It keeps all connections that it has opened: opening one costs Postgres as much as several searches.
     search_engine = make_engine(
         engine.url.render_as_string(hide_password=False),
@@ -205,10 +206,10 @@ def make_resources(settings: Settings, engine: Engine, is_stopping: Callable[[],
     return Resources(
         settings=settings,
         engine=engine,
-        searches=SearchPool(search_engine, settings.max_requests),
+        searches=SearchPool(search_engine, settings, registry, queries),
         registry=registry,
         redis=connect_redis(settings.redis_url) if settings.redis_url else None,
-        queries=QueryExchange(settings, engine, registry, metrics.queries, is_stopping),
+        queries=queries,
         metrics=metrics,
         gates=Gates.of(settings),
         watch=Watch(FOLLOW_SECONDS),

@@ -15,7 +15,7 @@ from api.intake.puts import Puts
 from api.limits.gates import Gates
 from api.metrics import ApiMetrics
 from api.queries import QueryExchange
-from api.search_pool import SearchPool
+from api.searches import SearchPool
 from api.watch import Watch
 from vectormill.collections.collection import COLLECTION_NAME
 from vectormill.domain.errors import CollectionNotFound, JobNotFound, NotFound

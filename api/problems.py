@@ -1,13 +1,14 @@
 """Problems: every failure is answered as RFC 9457 problem details with a stable `type`.
 
-Independent of routes and bodies.
+Problem details may have further members (RFC 9457, section 3.2), so the same body also has the error in the format of
+OpenAI, text-embeddings-inference or Cohere, chosen by the path. Independent of routes and bodies.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
-from typing import Annotated, Any, Final, NotRequired, Self, TypedDict, TypeVar, cast
+from typing import Annotated, Any, Final, NotRequired, Self, TypedDict, cast
 
 import psycopg
 from fastapi import FastAPI, Request
@@ -21,7 +22,6 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import compile_path
 
 from api.door.observer import HEADER, read_request_id
-from api.openai.errors import name_parameter, tell_refusal
 from vectormill.domain.errors import (
     BodyTimeout,
     Conflict,
@@ -37,8 +37,6 @@ from vectormill.domain.errors import (
     VectormillError,
 )
 from vectormill.settings import PREFIX, Settings
-
-E = TypeVar("E", bound=Exception)
 
 TYPE_PREFIX: Final = "https://vectormill.dev/problems/"
 MEDIA_TYPE: Final = "application/problem+json"
@@ -63,6 +61,23 @@ STATUS_BY_ERROR: Final[tuple[tuple[type[VectormillError], int], ...]] = (
     (UnsupportedModel, 422),  # retrying would not help
     (ModelError, 503),  # a registered model's files are unavailable
 )
+
+# Paths of OpenAI's clients; paths below them count too. A new route for these clients is added here.
+OPENAI_PATHS: Final = ("/v1/embeddings", "/v1/models", "/v1/files", "/v1/batches")
+# The paths of text-embeddings-inference and of Cohere.
+TEI_PATHS: Final = ("/", "/embed", "/similarity", "/predict", "/rerank", "/info")
+COHERE_PATHS: Final = ("/v1/embed", "/v2/embed", "/v2/rerank")
+# These clients choose the exception by status: 400 is BadRequestError, 404 NotFoundError; few know 422.
+STATUS_BY_STATUS: Final = {422: 400}
+STATUS_BY_CODE: Final = {"unknown-model": 404}
+# Codes that programs compare with. Every other code is ours, with underscores as in OpenAI's codes.
+OPENAI_CODES: Final = {
+    "unknown-model": "model_not_found",
+    "key-missing": "invalid_api_key",
+    "key-unknown": "invalid_api_key",
+    "limit-reached": "rate_limit_exceeded",
+}
+OPENAI_PARAMETERS: Final = {"unknown-model": "model"}
 
 logger = logging.getLogger(__name__)
 
@@ -182,15 +197,49 @@ class Problem(Exception):
 
         `instance` is the requested path. It decides whether members in another API's error format are added.
         """
-        status, told = tell_refusal(instance, self.status, self.code, self.detail, self._name_parameter())
+        parameter = None
+        if self.errors:
+            first = self.errors[0]
+            parameter = name_parameter(first.pointer) if first.pointer else first.parameter or first.header
+        status, told = tell_refusal(instance, self.status, self.code, self.detail, parameter)
         body = self.body(instance) | {"status": status} | told
         return JSONResponse(body, status_code=status, headers=self.headers, media_type=MEDIA_TYPE)
 
-    def _name_parameter(self) -> str | None:
-        """Return the name of the field, parameter or header at the first place; None if there is none."""
-        for place in self.errors:
-            return name_parameter(place.pointer) if place.pointer else place.parameter or place.header
-        return None
+
+def tell_refusal(
+    path: str, status: int, code: str, detail: str, parameter: str | None = None
+) -> tuple[int, dict[str, Any]]:
+    """Return the status and the further members of an error that the clients of this path expect.
+
+    `parameter` is the field that caused the error.
+    """
+    for_openai, for_tei, for_cohere = (
+        any(path == prefix or path.startswith(f"{prefix}/") for prefix in paths)
+        for paths in (OPENAI_PATHS, TEI_PATHS, COHERE_PATHS)
+    )
+    if not (for_openai or for_tei or for_cohere):
+        return status, {}
+    status = STATUS_BY_CODE.get(code, STATUS_BY_STATUS.get(status, status))
+    is_busy, is_failure = status == HTTPStatus.TOO_MANY_REQUESTS, status >= 500
+    if for_openai:
+        kind = "server_error" if is_failure else "invalid_request_error"
+        error = {
+            "message": detail,
+            "type": "rate_limit_error" if is_busy else kind,
+            "param": parameter or OPENAI_PARAMETERS.get(code),
+            "code": OPENAI_CODES.get(code, code.replace("-", "_")),
+        }
+        return status, {"error": error}
+    if for_tei:
+        kind = "Backend" if is_failure else "Validation"
+        return status, {"error": detail, "error_type": "Overloaded" if is_busy else kind}
+    return status, {"message": detail}
+
+
+def name_parameter(pointer: str) -> str:
+    """Return the name of the field at a JSON pointer: "input[3]" for "/input/3"."""
+    first, *rest = pointer.strip("/").split("/")
+    return first + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in rest)
 
 
 def refuse(reason: str, *, code: str = "invalid-request", detail: str | None = None, **place: Any) -> Problem:
@@ -211,39 +260,6 @@ def describe_error(error: VectormillError) -> Problem:
     """Return the Problem for a VectormillError; its status is 500 if STATUS_BY_ERROR has none."""
     status = next((status for kind, status in STATUS_BY_ERROR if isinstance(error, kind)), 500)
     return Problem(status, error.code, str(error))
-
-
-def describe_invalid_request(error: RequestValidationError) -> Problem:
-    """Return a Problem that names every parameter that FastAPI refused; bodies and headers are not left to it."""
-    places = [Place(each["msg"], parameter=".".join(map(str, each["loc"][1:]))) for each in error.errors()]
-    sentence = " ".join(f"{place.parameter}: {place.detail}." for place in places)
-    return Problem(422, "invalid-request", sentence, errors=places)
-
-
-def describe_http_exception(error: HTTPException, path: str) -> Problem:
-    """Return the Problem for an error of the framework, such as an unknown path or a wrong method."""
-    phrase = HTTPStatus(error.status_code).phrase
-    detail = error.detail if error.detail != phrase else f"{phrase}; see /docs for all operations."
-    if error.status_code == HTTPStatus.NOT_FOUND and path.endswith("/"):
-        detail = (
-            "Nothing is at a path that ends with a slash: leave the slash out. If the path was that of an item, "
-            "your client has removed dots from its key: name the item by the parameter key instead, "
-            "/v1/collections/NAME/items?key=…"
-        )
-    return Problem(error.status_code, phrase.lower().replace(" ", "-"), str(detail), headers=error.headers)
-
-
-def find_methods(app: FastAPI, path: str) -> list[str]:
-    """Return all methods that a path supports, sorted.
-
-    The framework knows the methods of one route, but a path has a route for each method.
-    """
-    return sorted(
-        method.upper()
-        for template, operations in app.openapi()["paths"].items()
-        if compile_path(template)[0].match(path)
-        for method in operations
-    )
 
 
 def is_database_away(error: Exception) -> bool:
@@ -268,46 +284,75 @@ def describe_database_error(error: Exception) -> Problem | None:
 def register_handlers(app: FastAPI) -> None:
     """Register exception handlers, so that every failure of the application becomes problem details."""
 
-    def add(kind: type[E], describe: Callable[[E], Problem]) -> None:
-        async def answer(request: Request, error: Exception) -> Response:
-            return describe(cast(E, error)).response(request.url.path)
+    async def answer_problem(request: Request, error: Exception) -> Response:
+        return cast(Problem, error).response(request.url.path)
 
-        app.add_exception_handler(kind, answer)
+    async def answer_error(request: Request, error: Exception) -> Response:
+        return describe_error(cast(VectormillError, error)).response(request.url.path)
 
-    async def answer_http_exception(request: Request, error: Exception) -> Response:
-        problem = describe_http_exception(cast(HTTPException, error), request.url.path)
-        if problem.status == HTTPStatus.METHOD_NOT_ALLOWED and (
-            methods := find_methods(app, request.url.path)
-        ):
-            problem.headers["Allow"] = ", ".join(methods)
-        return problem.response(request.url.path)
-
-    async def answer_database_error(request: Request, error: Exception) -> Response:
-        problem = describe_database_error(error)
-        if problem is None:
-            raise error
-        logger.warning("Postgres failed during %s %r: %s", request.method, request.url.path, error)
-        return problem.response(request.url.path)
-
-    async def answer_disconnect(request: Request, error: Exception) -> Response:
-        # The client is gone. Status 499 is what reverse proxies log for that.
-        logger.info("The client disconnected during %s %r", request.method, request.url.path)
-        return Response(status_code=499)
-
-    async def answer_unexpected(request: Request, error: Exception) -> Response:
-        # The server then gets the error too, and logs it with its traceback.
-        request_id = read_request_id(request.scope)
-        logger.error("Request %s, %s %r, failed unexpectedly:", request_id, request.method, request.url.path)
-        detail = "Unexpected error in Vectormill; see the API's log for details."
-        # This response bypasses the middleware that adds the header to all others.
-        headers = {HEADER.decode(): request_id} if request_id else {}
-        return Problem(500, "internal-error", detail, headers=headers).response(request.url.path)
-
-    add(Problem, lambda problem: problem)
-    add(VectormillError, describe_error)
-    add(RequestValidationError, describe_invalid_request)
+    app.add_exception_handler(Problem, answer_problem)
+    app.add_exception_handler(VectormillError, answer_error)
+    app.add_exception_handler(RequestValidationError, answer_invalid_request)
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(ClientDisconnect, answer_disconnect)
     for kind in (DBAPIError, PoolTimeout, psycopg.OperationalError):
         app.add_exception_handler(kind, answer_database_error)
     app.add_exception_handler(Exception, answer_unexpected)
+
+
+async def answer_invalid_request(request: Request, error: Exception) -> Response:
+    """Name every parameter that FastAPI refused; bodies and headers are not left to it."""
+    refused = cast(RequestValidationError, error).errors()
+    places = [Place(each["msg"], parameter=".".join(map(str, each["loc"][1:]))) for each in refused]
+    sentence = " ".join(f"{place.parameter}: {place.detail}." for place in places)
+    return Problem(422, "invalid-request", sentence, errors=places).response(request.url.path)
+
+
+async def answer_http_exception(request: Request, error: Exception) -> Response:
+    """Answer an error of the framework, such as an unknown path or a wrong method."""
+    error, path = cast(HTTPException, error), request.url.path
+    phrase = HTTPStatus(error.status_code).phrase
+    detail = error.detail if error.detail != phrase else f"{phrase}; see /docs for all operations."
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.NOT_FOUND and path.endswith("/"):
+        detail = (
+            "Nothing is at a path that ends with a slash: leave the slash out. If the path was that of an item, "
+            "your client has removed dots from its key: name the item by the parameter key instead, "
+            "/v1/collections/NAME/items?key=…"
+        )
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        # The framework knows the methods of one route, but a path has a route for each method.
+        methods = {
+            method.upper()
+            for template, operations in request.app.openapi()["paths"].items()
+            if compile_path(template)[0].match(path)
+            for method in operations
+        }
+        headers |= {"Allow": ", ".join(sorted(methods))} if methods else {}
+    code = phrase.lower().replace(" ", "-")
+    return Problem(error.status_code, code, str(detail), headers=headers).response(path)
+
+
+async def answer_database_error(request: Request, error: Exception) -> Response:
+    """Answer an error of Postgres if trying again later can help; otherwise raise it."""
+    problem = describe_database_error(error)
+    if problem is None:
+        raise error
+    logger.warning("Postgres failed during %s %r: %s", request.method, request.url.path, error)
+    return problem.response(request.url.path)
+
+
+async def answer_disconnect(request: Request, error: Exception) -> Response:
+    """Log that the client is gone, with status 499, as reverse proxies do."""
+    logger.info("The client disconnected during %s %r", request.method, request.url.path)
+    return Response(status_code=499)
+
+
+async def answer_unexpected(request: Request, error: Exception) -> Response:
+    """Answer any other error; the server then gets it too, and logs it with its traceback."""
+    request_id = read_request_id(request.scope)
+    logger.error("Request %s, %s %r, failed unexpectedly:", request_id, request.method, request.url.path)
+    detail = "Unexpected error in Vectormill; see the API's log for details."
+    # This response bypasses the middleware that adds the header to all others.
+    headers = {HEADER.decode(): request_id} if request_id else {}
+    return Problem(500, "internal-error", detail, headers=headers).response(request.url.path)

@@ -51,7 +51,7 @@ from vectormill.domain.errors import EncodingTimeout, QueryLost, Unavailable
 from vectormill.jobs.waiting import explain_query_wait
 from vectormill.models.prompt_room import leaves_room, require_room
 from vectormill.models.registry import Registry
-from vectormill.search.deadline import Deadline
+from vectormill.search.search import Deadline
 from vectormill.settings import Settings
 from vectormill.tracing import recorded_traceparent, span
 

@@ -55,7 +55,7 @@ from vectormill.collections.indexes import (
 from vectormill.collections.row_kinds import OUTPUT_COLUMNS
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.runs.run import INDEX, INDEXING
-from vectormill.search.filters import TEXT_INDEX, define_filter_indexes, name_text_index
+from vectormill.search.filter_sql import TEXT_INDEX, define_filter_indexes, name_text_index
 from vectormill.vectors.residual_codes import measure_codebook
 
 logger = logging.getLogger(__name__)

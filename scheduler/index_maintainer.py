@@ -16,7 +16,7 @@ from vectormill.collections.indexes import (
 from vectormill.domain.errors import CollectionNotFound
 from vectormill.runs.run import INDEX
 from vectormill.runs.runs import create_run
-from vectormill.search.filters import define_filter_indexes
+from vectormill.search.filter_sql import define_filter_indexes
 from vectormill.settings import Settings
 
 logger = logging.getLogger(__name__)

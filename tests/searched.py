@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
+from api.searches import SearchPool
 from tests.database import ask
 from tests.protocol import SPEC
 from tests.services import connected_engine, migrated_database
@@ -18,12 +19,11 @@ from vectormill.collections.collections import find_generation, open_collection
 from vectormill.collections.generation_tables import upsert_rows
 from vectormill.db.session import walk_plan
 from vectormill.jobs.item import Item
-from vectormill.search.deadline import Deadline
-from vectormill.search.filters import TEXT_INDEX, define_filter_indexes, name_text_index
+from vectormill.search.filter_sql import TEXT_INDEX, define_filter_indexes, name_text_index
 from vectormill.search.matches import Finder, find_matches, make_queries
-from vectormill.search.plans import Plans
-from vectormill.search.rankings import Depth, Ranking
-from vectormill.search.search import Search
+from vectormill.search.rankings import Depth, Plans, Ranking
+from vectormill.search.search import Deadline, Search
+from vectormill.settings import Settings
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
 LANGUAGE: Final = "pg_catalog.simple"
@@ -137,3 +137,9 @@ def searched_collection(postgres_url: str) -> Iterator[Searched]:
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(text("VACUUM ANALYZE"))
         yield Searched(engine, vectors)
+
+
+def make_search_pool(engine: Engine) -> SearchPool:
+    """Return a pool for searches that bring their vectors, so that it needs neither models nor workers."""
+    nothing: Any = None
+    return SearchPool(engine, Settings(max_requests=100), registry=nothing, queries=nothing)

@@ -15,7 +15,7 @@ from api.console.pages import Page
 from api.cursors import cut_page, decode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.problems import Problem
-from api.routes.searches import read_query, search_collection
+from api.searches import read_query
 from vectormill.collections.collection import VECTORS, find_kind
 from vectormill.collections.descriptions import (
     CollectionDescription,
@@ -203,8 +203,8 @@ async def search(resources: Resources, name: str, form: SearchForm, *, has_texts
     try:
         with resources.gates.searches.enter():
             query = form.to_query(has_texts=has_texts)
-            asked = [read_query(query, resources)]
-            (answer,) = await search_collection(name, asked, resources, is_small=True)
+            asked = [read_query(query, resources.settings)]
+            (answer,) = await resources.searches.search(name, asked, is_small=True)
     except (VectormillError, Problem) as error:
         return SearchOutcome([], time.perf_counter() - start, refusal=str(error))
     note = " ".join(list_notes(answer, name))

@@ -12,8 +12,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
-from api.openai.errors import name_parameter
-from api.problems import Place, Problem, refuse
+from api.problems import Place, Problem, name_parameter, refuse
 from vectormill.domain.encoding import LATE
 from vectormill.domain.errors import InvalidItem
 from vectormill.domain.task import JUDGE

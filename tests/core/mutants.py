@@ -701,7 +701,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a query's own places beyond the vocabulary are sent to Postgres",
-        "api/routes/searches.py",
+        "vectormill/search/query_vectors.py",
         "if (place := max(weights, default=0)) >= dimensions:",
         "if (place := max(weights, default=0)) < 0:",
     ),
@@ -719,7 +719,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "without an index of sparse weights both parts read all rows",
-        "vectormill/search/plans.py",
+        "vectormill/search/rankings.py",
         'if depth.in_parts and "sparse" in statement.values and "sparse" not in reading.by_index:',
         "if False:",
     ),

@@ -3,7 +3,7 @@ r"""Filter: a condition on an item's metadata, which clients write in JSON, and 
     {"lang": "de", "year": {"gte": 2020, "lt": 2025}, "tag": {"in": ["a", "b"]}, "author": {"exists": true}}
 
 Every entry must hold. `and` and `or` take lists of filters, `not` takes one; a dotted name leads into an object, and
-one in double quotes is taken as it is: `{"\"file.name\"": "a"}`. vectormill/search/filters.py makes SQL of it.
+one in double quotes is taken as it is: `{"\"file.name\"": "a"}`. vectormill/search/filter_sql.py makes SQL of it.
 """
 
 import json

@@ -34,19 +34,27 @@ from vectormill.collections.operations import find_passage
 from vectormill.domain.errors import Conflict, SearchTimeout, TextsNotKept
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.jobs.item import PASSAGE
-from vectormill.search.deadline import Deadline
 from vectormill.search.filter import list_fields
 from vectormill.search.late_interaction import BestRows, score_rows
 from vectormill.search.operations import MatchBody, SearchAnswer
-from vectormill.search.plans import PlannedReading, Plans
 from vectormill.search.query_vectors import (
+    Query,
     QueryVector,
     find_representations,
     make_query_vector,
     make_sparse_query,
     read_vector,
 )
-from vectormill.search.rankings import Depth, Ranking, Statement, count_ranked, write_given, write_round
+from vectormill.search.rankings import (
+    Depth,
+    PlannedReading,
+    Plans,
+    Ranking,
+    Statement,
+    count_ranked,
+    write_given,
+    write_round,
+)
 from vectormill.search.search import (
     BY_VECTOR,
     DEPTH,
@@ -54,6 +62,7 @@ from vectormill.search.search import (
     METADATA,
     TEXT,
     VECTOR,
+    Deadline,
     Search,
     check_search,
 )
@@ -78,8 +87,6 @@ MOST_PAGE_SECONDS: Final = 1.0
 SLACK_SHARE: Final = 0.05
 LEAST_SLACK_SECONDS: Final = 0.1
 
-# A query is its dense vector, or several outputs.
-Query = npt.NDArray[np.float32] | Representations | None
 SearchWithVector = tuple[Search, Query]
 
 # These settings last until the transaction ends. The time-out ends a statement at the deadline. The iterative scan lets

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -17,9 +17,11 @@ from vectormill.collections.index_plan import BY_PRODUCT, IS_INDEXED, IS_TOO_LON
 from vectormill.collections.row_kinds import kept_type
 from vectormill.db.parameters import WireArray, accept_arrays, find_type, open_array
 from vectormill.db.session import driver_of
-from vectormill.domain.encoding import BINARY, FLOAT32, INT8
-from vectormill.domain.errors import ItemNotFound
-from vectormill.vectors.representations import Representations, unpack
+from vectormill.domain.encoding import BINARY, DOT, FLOAT32, INT8
+from vectormill.domain.errors import InvalidOption, ItemNotFound
+from vectormill.domain.task import DENSE
+from vectormill.search.operations import SearchQuery, list_given
+from vectormill.vectors.representations import MAX_WEIGHTS, Representations, unpack
 from vectormill.vectors.vector_types import (
     VECTOR_TYPE_BY_NAME,
     VectorType,
@@ -29,6 +31,12 @@ from vectormill.vectors.vector_types import (
 
 # The SQL name of a query's vector in a statement for many searches.
 ASKED: Final = "asked.query"
+# The largest float16, the type in which vectors of tokens are stored.
+LARGEST_NUMBER: Final = float(np.finfo(np.float16).max)
+
+# A query is its dense vector, or several outputs.
+Query = npt.NDArray[np.float32] | Representations | None
+
 SPARSE_DISTANCE: Final = "vectors.sparse <#> CAST(:sparse AS sparsevec)"
 
 
@@ -153,3 +161,79 @@ def read_vector(written: str, generation: Generation) -> list[Any]:
         return packed
     numbers = json.loads(written)
     return [int(number) for number in numbers] if kind == INT8 else [float(number) for number in numbers]
+
+
+def read_own_vectors(query: SearchQuery, generation: Generation) -> Query:
+    """Return a query's own vectors: the dense one alone as float32 [dimensions]. Raise InvalidOption."""
+    own = Representations()
+    if query.embedding is not None:
+        own = replace(own, dense=read_embedding(query.embedding, generation))
+    if query.sparse is not None:
+        by_place = {int(place): weight for place, weight in query.sparse.items()}
+        indices, weights = read_sparse(by_place, generation)
+        own = replace(own, indices=indices, weights=weights)
+    if query.multi_vector is not None:
+        own = replace(own, vectors=read_multi_vector(query.multi_vector, generation))
+    given = list_given(query)
+    return (own.dense if given == [DENSE] else own) if given else None
+
+
+def read_embedding(values: list[float], generation: Generation) -> npt.NDArray[np.float32]:
+    check_length("The embedding", values, generation.spec.dimensions, generation)
+    embedding = np.array(values, dtype=np.float64)
+    largest = np.abs(embedding).max(initial=0)
+    if not np.isfinite(largest) or largest == 0:
+        raise InvalidOption("The embedding has no direction: its numbers must be finite and not all zero.")
+    if generation.spec.similarity == DOT:
+        return check_numbers("embedding", values)
+    # Only the direction matters, since rows are compared by angle or sign. At length 1, no number exceeds a
+    # float16, and no square exceeds the float32 in which pgvector sums.
+    embedding /= largest
+    return (embedding / np.linalg.norm(embedding)).astype(np.float32)
+
+
+def read_sparse(
+    weights: dict[int, float], generation: Generation
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
+    """Return the places and weights of a query's sparse vector, without those that are 0, in ascending order."""
+    dimensions = generation.spec.sparse_dimensions
+    if (place := max(weights, default=0)) >= dimensions:
+        raise InvalidOption(
+            f"sparse has the place {place}, but the vocabulary of collection {generation.collection!r} has places "
+            f"from 0 to {dimensions - 1:,}."
+        )
+    if min(weights.values(), default=0) < 0:
+        raise InvalidOption("sparse has negative weights, which no row of a collection has; leave them out.")
+    places = sorted(place for place, weight in weights.items() if weight != 0)
+    check_amount("sparse", len(places), "weights other than 0", MAX_WEIGHTS)
+    return np.array(places, np.uint32), check_numbers("sparse", [weights[place] for place in places])
+
+
+def read_multi_vector(vectors: list[list[float]], generation: Generation) -> npt.NDArray[np.float16]:
+    """Return a query's multi-vector, float16 [tokens, width]."""
+    check_amount("multi_vector", len(vectors), "vectors", generation.spec.max_tokens)
+    for number, vector in enumerate(vectors):
+        check_length(f"multi_vector[{number}]", vector, generation.spec.token_dimensions, generation)
+    return check_numbers("multi_vector", vectors).astype(np.float16)
+
+
+def check_length(name: str, vector: Sequence[float], dimensions: int, generation: Generation) -> None:
+    """Raise InvalidOption if a vector has another length than those of the collection."""
+    if len(vector) != dimensions:
+        raise InvalidOption(
+            f"{name} has {len(vector)} dimensions, but collection {generation.collection!r} has {dimensions}."
+        )
+
+
+def check_amount(name: str, amount: int, things: str, most: int) -> None:
+    """Raise InvalidOption if a query has none of something, or more than a collection keeps for a text."""
+    if not 0 < amount <= most:
+        raise InvalidOption(f"{name} has {amount:,} {things}; it must have from 1 to {most:,}.")
+
+
+def check_numbers(name: str, numbers: Any) -> npt.NDArray[np.float32]:
+    """Return the numbers as an array. Raise InvalidOption for one that is not finite, or whose products may not be."""
+    checked = np.array(numbers, np.float64)
+    if not (np.abs(checked) <= LARGEST_NUMBER).all():  # false for NaN too
+        raise InvalidOption(f"{name} has numbers that are not finite, or larger than {LARGEST_NUMBER:,.0f}.")
+    return checked.astype(np.float32)

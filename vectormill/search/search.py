@@ -1,6 +1,7 @@
 """Search: the parameters of a search, without SQL and without the encoding of texts."""
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -151,3 +152,23 @@ def check_search(search: Search) -> None:
     ):
         if is_so:
             raise InvalidOption(sentence)
+
+
+class Deadline:
+    """The end of a request, `seconds` after it came, or when its client has gone.
+
+    Every step of a search asks for the time that is left, so that no loop goes on after it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._ends_at = time.monotonic() + seconds
+
+    @property
+    def seconds_left(self) -> float:
+        """Return the seconds that are left, 0 after the end."""
+        return max(self._ends_at - time.monotonic(), 0.0)
+
+    def end(self) -> None:
+        """End the request now, because nobody waits for its answer."""
+        self._ends_at = 0.0

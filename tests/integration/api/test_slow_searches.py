@@ -8,15 +8,15 @@ import httpx
 import pytest
 from sqlalchemy import Engine, event, text
 
-from api.search_pool import SEARCH_CONNECTIONS, SearchPool
+from api.searches import SEARCH_CONNECTIONS, SearchPool
 from tests.api_server import ITEMS, api_client, assert_problem, delete, encode_waiting, many, submit
 from tests.database import ask
 from tests.protocol import vector_of
+from tests.searched import make_search_pool
 from tests.waiting import wait_for
 from vectormill.collections.collections import find_generation
-from vectormill.search.deadline import Deadline
 from vectormill.search.matches import MOST_ROWS
-from vectormill.search.search import Search
+from vectormill.search.search import Deadline, Search
 
 SEARCH = "/v1/collections/docs/search"
 NUM_SEARCHES = 20
@@ -134,7 +134,7 @@ def test_searches_that_come_together_and_cost_alike_share_a_statement(engine: En
         gone.cancel()
         return [nearest["data"][0]["key"] for (nearest,) in await gathered]
 
-    pool = SearchPool(engine, 100)
+    pool = make_search_pool(engine)
     event.listen(engine, "begin", count)
     event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
     assert asyncio.run(find_all(pool)) == [f"k{number}" for number in range(30)]
@@ -173,7 +173,7 @@ def test_what_cheap_searches_take_is_learned_and_more_of_them_are_run_together(e
     async def count_twice(pool: SearchPool) -> tuple[int, int]:
         return await count_begun(pool, 30, 10.0), await count_begun(pool, 30, 0.0001)
 
-    pool = SearchPool(engine, 100)
+    pool = make_search_pool(engine)
     event.listen(engine, "begin", count)
     num_slow, num_fast = asyncio.run(count_twice(pool))
     pool.close()

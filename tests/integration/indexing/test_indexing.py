@@ -32,7 +32,7 @@ from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.jobs.item import Item
 from vectormill.runs.run import REINDEX
 from vectormill.search.filter import parse_filter
-from vectormill.search.filters import compile_filter, name_filter_index
+from vectormill.search.filter_sql import compile_filter, name_filter_index
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
 NUM_ROWS = 1200

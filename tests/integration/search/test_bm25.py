@@ -22,8 +22,7 @@ from vectormill.collections.collections import change_collection, create_collect
 from vectormill.problems import ApiError
 from vectormill.search.filter import parse_filter
 from vectormill.search.matches import Found, find_language, find_matches
-from vectormill.search.plans import PlannedReading, Plans
-from vectormill.search.rankings import Depth, Ranking
+from vectormill.search.rankings import Depth, PlannedReading, Plans, Ranking
 from vectormill.search.search import BY_TEXT, HYBRID, Search
 
 INDEX = "vectormill.generation_1_attributes_search_simple"

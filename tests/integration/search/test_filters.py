@@ -12,7 +12,7 @@ from tests.database import execute
 from tests.metadata_filters import fits
 from vectormill.db.session import driver_of
 from vectormill.search.filter import parse_filter
-from vectormill.search.filters import ANY_FIELD, compile_filter, define_filter_indexes
+from vectormill.search.filter_sql import ANY_FIELD, compile_filter, define_filter_indexes
 
 SCANS = ("seqscan", "indexscan", "bitmapscan")
 FIELDS = ("a", "b", "a.a", "a.b", "b.a", "b.b")

@@ -16,12 +16,11 @@ from tests.searched import LONG_DOCUMENT, NUM_ROWS, Searched, describe_row, sear
 from tests.services import connected_engine
 from vectormill.db.session import walk_plan
 from vectormill.domain.errors import InvalidOption, ItemNotFound, TextsNotKept
-from vectormill.search.deadline import Deadline
 from vectormill.search.filter import parse_filter
-from vectormill.search.filters import compile_filter, name_filter_index, name_text_index
+from vectormill.search.filter_sql import compile_filter, name_filter_index, name_text_index
 from vectormill.search.matches import Finder, find_matches
 from vectormill.search.rankings import Statement
-from vectormill.search.search import Search
+from vectormill.search.search import Deadline, Search
 
 ONE_PERCENT = {"part": 7}
 FILL_ARTICLES = """

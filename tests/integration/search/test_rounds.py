@@ -12,22 +12,20 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from api.search_pool import SearchPool
+from api.searches import SearchPool
 from tests.database import ask
 from tests.protocol import SPEC, claim_next, complete, make_items, submit, vector_of
-from tests.searched import Searched, searched_collection
+from tests.searched import Searched, make_search_pool, searched_collection
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generation_tables import keep_ranges
 from vectormill.db.session import walk_plan
-from vectormill.search.deadline import Deadline
 from vectormill.search.filter import parse_filter
 from vectormill.search.matches import MOST_TOGETHER, Finder, SearchWithVector, find_matches
 from vectormill.search.operations import SearchAnswer
-from vectormill.search.plans import Plans
 from vectormill.search.query_vectors import make_query_vector
-from vectormill.search.rankings import Depth, write_round
-from vectormill.search.search import TEXT, Search
+from vectormill.search.rankings import Depth, Plans, write_round
+from vectormill.search.search import TEXT, Deadline, Search
 from vectormill.vectors.quantization import Ranges
 
 VECTORS_INDEX = "generation_1_embedding_idx"
@@ -211,7 +209,7 @@ def test_of_searches_that_come_together_an_error_is_its_own_alone(engine: Engine
         asked = [pool.find(generation, [(Search(limit=1), vector)], Deadline(30)) for vector in vectors]
         return [*await asyncio.gather(*asked, return_exceptions=True)]
 
-    pool = SearchPool(engine, 100)
+    pool = make_search_pool(engine)
     found = asyncio.run(ask_all(pool))
     pool.close()
     assert isinstance(found.pop(5), SQLAlchemyError)

@@ -42,12 +42,11 @@ from vectormill.domain.encoding import BINARY, DOT, FLOAT32, INT8, EncodingSpec
 from vectormill.domain.errors import SearchTimeout
 from vectormill.domain.task import DENSE, MULTI_VECTOR, OUTPUTS, SPARSE
 from vectormill.jobs.item import Item
-from vectormill.search.deadline import Deadline
 from vectormill.search.filter import parse_filter
-from vectormill.search.filters import TEXT_INDEX, define_filter_indexes, name_text_index
+from vectormill.search.filter_sql import TEXT_INDEX, define_filter_indexes, name_text_index
 from vectormill.search.matches import find_matches
 from vectormill.search.operations import MatchBody, SearchAnswer
-from vectormill.search.search import BY_TEXT, BY_VECTOR, HYBRID, METADATA, TEXT, VECTOR, Search
+from vectormill.search.search import BY_TEXT, BY_VECTOR, HYBRID, METADATA, TEXT, VECTOR, Deadline, Search
 from vectormill.vectors.quantization import Ranges, quantize
 from vectormill.vectors.representations import Representations
 from vectormill.vectors.residual_codes import Codebook, find_digest, restore

@@ -23,11 +23,9 @@ from vectormill.collections.row_kinds import take_objects
 from vectormill.db.session import walk_plan
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.jobs.item import Item
-from vectormill.search.deadline import Deadline
 from vectormill.search.matches import Finder, find_matches, make_queries
-from vectormill.search.plans import Plans
-from vectormill.search.rankings import Depth, Ranking
-from vectormill.search.search import Search
+from vectormill.search.rankings import Depth, Plans, Ranking
+from vectormill.search.search import Deadline, Search
 from vectormill.vectors.representations import Representations
 
 NUM_WORDS = 3000

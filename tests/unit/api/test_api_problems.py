@@ -21,8 +21,7 @@ from api.door.machine import MachineUsers
 from api.door.observer import RequestObserver
 from api.limits.gates import Gates
 from api.metrics import ApiMetrics
-from api.openai.errors import name_parameter, tell_refusal
-from api.problems import Place, Problem, register_handlers
+from api.problems import Place, Problem, name_parameter, register_handlers, tell_refusal
 from vectormill.domain import errors
 from vectormill.settings import Settings
 

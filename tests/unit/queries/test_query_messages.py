@@ -43,7 +43,7 @@ from vectormill.broker.queries import (
     write_spec,
 )
 from vectormill.models.registry import Registry
-from vectormill.search.deadline import Deadline
+from vectormill.search.search import Deadline
 from vectormill.settings import Settings
 
 QUERY = Query(b"8 bytes.", "answers", 1234, 1000, write_spec(SPEC), [b"text", "zwölf".encode()]).sign(SIGNER)
