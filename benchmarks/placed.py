@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.children.gauged import ALONE_FACTORY, KERNELS, PROFILE, SHARD_FACTORY, Reading, read_rank
+from benchmarks.children.gauged import FACTORY, KERNELS, PROFILE, Reading, read_rank
 from benchmarks.children.serving import Pass
 from benchmarks.harness import BenchmarkFailed
 from vectormill.models.model_card import ModelCard
@@ -84,11 +84,10 @@ class PlacedModel:
                 switches=",".join(self._switches) or NONE,
             )  # fmt: skip
             starter = RunnerStarter(
-                ALONE_FACTORY,
+                FACTORY,
                 order,
                 self._environment,
                 sharing=self._sharing if len(self._sharing.devices) > 1 else None,
-                shard_factory=SHARD_FACTORY,
                 collective_timeout_seconds=ANSWER_SECONDS,
             )
             self._runner = starter.start()

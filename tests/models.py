@@ -21,6 +21,7 @@ from vectormill.models.poolings import POOLING_NAMES, parse_pooling
 from vectormill.models.registry import EncodingOptions, Registry, find_packaged_model, make_spec
 from vectormill.settings import ModelEntry
 from worker.batching.batch import Batch
+from worker.devices.backends import BACKENDS as _BACKENDS
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Device, split_processor
 from worker.encoder.backends import load_encoder
@@ -29,7 +30,8 @@ from worker.tasks.finishing import finish_vectors
 from worker.tokens.tokenizer import Tokenizer
 
 PACKED = "torch, packed"
-BACKENDS = ("torch", PACKED, "openvino")
+# The backends, and packed attention where one has it.
+BACKENDS = (*_BACKENDS, *(PACKED for each in _BACKENDS.values() if each.has_packed_attention))
 SENTENCES = [line.strip() for line in inspect.getsource(ast).split("\n") if len(line.strip()) > 20]
 TEXTS = [*SENTENCES[:12], " ".join(SENTENCES[:60]), "short", "Ünïcödé, 漢字かな交じり文, русский"]
 DEVICE = split_processor(detect_inventory(), 1)[0]

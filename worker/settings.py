@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from vectormill.domain.errors import ConfigurationError
 from vectormill.settings import WORKER_PREFIX, Settings, describe_validation_error, refuse_unknown_variables
-from worker.encoder.backends import BACKENDS
+from worker.devices.backends import BACKENDS
 from worker.encoder.choice import PRECISIONS
 from worker.encoder.encoder import AUTO
 from worker.encoder.switches import describe_retired, parse_switches

@@ -25,8 +25,7 @@ from worker.encoder.choice import FP32
 from worker.encoder.encoder import Encoder, EncoderOrder, EncoderReport, ForwardPass
 from worker.runner.memory import STATUS, read_peak_bytes
 
-ALONE_FACTORY: Final = "benchmarks.children.gauged:load_alone"
-SHARD_FACTORY: Final = "benchmarks.children.gauged:load_shard"
+FACTORY: Final = "benchmarks.children.gauged:load_gauged"
 PEAK_SWITCH: Final = Path("/proc/self/clear_refs")
 START_PEAK_AGAIN: Final = "5"
 PROFILE: Final = "profile"
@@ -219,15 +218,8 @@ def _import_all(order: EncoderOrder) -> None:
         join_process_group(order.rank, PROCESS_GROUPS[order.device.kind])
 
 
-def load_alone(order: EncoderOrder) -> GaugedEncoder:
-    """Load the encoder of a worker on one device."""
+def load_gauged(order: EncoderOrder) -> GaugedEncoder:
+    """Load the encoder of a worker on one device, or one rank's part of a model that several devices share."""
     from worker.encoder.backends import load_encoder
 
     return GaugedEncoder(order, load_encoder)
-
-
-def load_shard(order: EncoderOrder) -> GaugedEncoder:
-    """Load one rank's part of a model that several devices share."""
-    from worker.parallel import shard_encoder
-
-    return GaugedEncoder(order, shard_encoder.load_shard)

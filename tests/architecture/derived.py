@@ -54,7 +54,7 @@ from vectormill.operations import OPERATIONS
 from vectormill.runs import run
 from vectormill.sources.options import KINDS
 from worker.certificates.certificate import PROMISE_FP8, PROMISE_INT8
-from worker.encoder.backends import BACKENDS
+from worker.devices.backends import BACKENDS
 from worker.encoder.choice import NUMPY
 from worker.placement.strategies import STRATEGIES
 from worker.tasks.finishing import PROMISE, PROMISE_FP32

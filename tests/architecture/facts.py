@@ -14,7 +14,7 @@ from tests.architecture.extras import CLUSTERS, EXTRAS, PROJECT
 from tests.architecture.sources import PACKAGES, find_sources, parse
 from tests.unit.jobs.test_job import TRANSITIONS
 from vectormill.jobs.job import DELETING, JOB_STATES
-from worker.encoder.backends import BACKENDS
+from worker.devices.backends import BACKENDS
 
 # Modules that processes which plan, chunk or store must not import: torch, its dependents, and the packages
 # of all backends.

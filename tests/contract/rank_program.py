@@ -23,12 +23,13 @@ from vectormill.ragged import Ragged
 from vectormill.settings import ModelEntry
 from worker.batching.batch import OUTPUTS, Batch
 from worker.devices.device import CPU, Device
+from worker.encoder.backends import load_encoder
 from worker.encoder.choice import PACKED, PADDED
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.encoder.outputs import BITS, POOLED, find_bits
 from worker.model.packed import make_attention
 from worker.parallel.agreement import set_attention
-from worker.parallel.shard_encoder import ShardEncoder, load_shard
+from worker.parallel.shard_encoder import ShardEncoder
 from worker.placement.placement import Rank
 from worker.placement.strategies import FULLY_SHARDED, OFFLOAD, SHARED, TENSOR
 from worker.tokens.tokenized import SPANS
@@ -148,7 +149,7 @@ def encode_with_all(
                 order = EncoderOrder(
                     card, DEVICE, "torch", precision_of(folder.name), 1, directory, attention, rank
                 )
-                encoder = load_shard(order)
+                encoder = load_encoder(order)
                 assert encoder.describe().is_packed == (attention == PACKED)
                 for place, batch in enumerate(read_batches(folder)):
                     # The kernel of a processor asks where each sequence ends; that of a GPU does not. How many cells

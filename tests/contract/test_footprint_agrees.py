@@ -28,11 +28,12 @@ from vectormill.ragged import Ragged
 from vectormill.settings import ModelEntry
 from worker.batching.batch import OUTPUTS, TOKEN_INPUTS, Batch
 from worker.devices.device import CPU, Device, device_environment
+from worker.encoder.backends import load_encoder
 from worker.encoder.choice import PACKED, PADDED
 from worker.encoder.encoder import Choice, Encoder, EncoderOrder
 from worker.encoder.outputs import find_bits
 from worker.model.torch_encoder import TorchEncoder
-from worker.parallel.shard_encoder import ShardEncoder, load_shard
+from worker.parallel.shard_encoder import ShardEncoder
 from worker.placement.footprint import (
     SCRATCH_BYTES,
     WHOLE,
@@ -236,7 +237,7 @@ def measure_rank(number: int, world_size: int, directory: Path, strategy: str) -
     card = read_card(directory)
     layers = (2,) * world_size if strategy == PIPELINE else (NUM_LAYERS,)
     rank = Rank(number, world_size, strategy, layers, directory / "meeting_point", 120.0)
-    encoder = load_shard(EncoderOrder(card, DEVICE, "torch", "fp32", 1, directory, PADDED, rank))
+    encoder = load_encoder(EncoderOrder(card, DEVICE, "torch", "fp32", 1, directory, PADDED, rank))
     assert isinstance(encoder, ShardEncoder)
     network = [encoder._transformer, encoder._dense, encoder._heads]
     found = compare(card, encoder, network, "fp32", list_shares(strategy, layers, world_size)[number])

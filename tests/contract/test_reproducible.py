@@ -17,17 +17,17 @@ from vectormill.domain.task import OUTPUTS as OUTPUT_NAMES
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.ragged import Ragged
 from worker.batching.batch import OUTPUTS, Batch
+from worker.devices import backends
 from worker.devices.device import device_environment
 from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import DirectEncoder, Encoder, EncoderOrder, EncoderReport
 from worker.encoder.outputs import find_bits
 from worker.encoder.reproducible import ReproducibleEncoder
-from worker.parallel.shard_encoder import load_shard
 from worker.placement.placement import Rank
 from worker.placement.strategies import PIPELINE, TENSOR
 from worker.runner.starter import LOOPBACK
 
-BACKENDS = pytest.mark.parametrize("backend", ["openvino", "torch"])
+BACKENDS = pytest.mark.parametrize("backend", backends.BACKENDS)
 
 
 def order_of(
@@ -130,7 +130,7 @@ def encode_as_rank(number: int, order: EncoderOrder, folder: Path) -> None:
     for strategy in (PIPELINE, TENSOR):
         layers = (1, 1) if strategy == PIPELINE else (2,)
         rank = Rank(number, 2, strategy, layers, folder / "meeting_point", 60.0)
-        encoder = load_shard(replace(order, rank=rank))
+        encoder = load_encoder(replace(order, rank=rank))
         alone = encode(encoder, rows, np.array([1]))
         assert encode(encoder, rows, sizes) == alone
         assert encode(encoder, rows[::-1], sizes) == alone[::-1]

@@ -7,7 +7,6 @@ import torch
 from worker.devices.device import CUDA
 from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import Encoder, EncoderOrder
-from worker.parallel.shard_encoder import load_shard
 
 # all-MiniLM-L6-v2 has 45 MB of weights, and needs about 8 kB a token.
 CRAMPED_BYTES: Final = 500_000_000
@@ -27,4 +26,4 @@ def load_cramped_shard(order: EncoderOrder) -> Encoder:
     """Load a rank of which the last alone has little memory, on a GPU."""
     if order.rank is not None and order.rank.is_last and order.device.kind == CUDA:
         cap_memory()
-    return load_shard(order)
+    return load_encoder(order)

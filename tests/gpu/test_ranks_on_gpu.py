@@ -30,7 +30,6 @@ from tests.gpu.devices import find_device
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import EncoderOrder
-from worker.parallel.shard_encoder import load_shard
 from worker.placement.placement import Rank
 
 kind, strategy, attention, folder = sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4])
@@ -39,7 +38,7 @@ is_cuda = kind == "cuda"
 rank = Rank(0, 1, strategy, (6,), folder / "store", 60.0, 6 if strategy == "offload" else 0)
 precision = "bf16" if is_cuda else "fp32"
 order = EncoderOrder(card, device, "torch", precision, 1, folder, attention, rank)
-shard = load_shard(order)
+shard = load_encoder(order)
 report = shard.describe()
 assert report.is_packed == (attention != "padded"), report
 assert report.is_queued == is_cuda, report

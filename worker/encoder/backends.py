@@ -1,4 +1,4 @@
-"""The backends that can run a model, the choice of one for a device, and its loading.
+"""Choose a backend for a model and a device, and load the model with it.
 
 Which one is faster on a CPU was measured once (docs/decisions/0053) and is not measured again at each start.
 A backend is imported only when it is loaded, in the runner's process.
@@ -8,45 +8,17 @@ import importlib
 import importlib.util
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import GLINER, REXUNINLU
-from worker.devices.device import CPU, Device
+from worker.devices.backends import BACKENDS, SHARING, Backend
+from worker.devices.device import Device
 from worker.encoder.choice import PACKED, choose_precision
 from worker.encoder.encoder import AUTO, Choice, Encoder, EncoderOrder
 from worker.encoder.reproducible import ReproducibleEncoder, refuse_irreproducible
 from worker.encoder.switches import SwitchFacts, choose_switches, is_package_installed
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """One backend.
-
-    `package` is the package that it needs. `loader`, written "module:function", makes an Encoder from an
-    order and the choices. `only_kind` is the kind of device that it runs on; None means any.
-    """
-
-    name: str
-    package: str
-    loader: str
-    has_packed_attention: bool
-    only_kind: str | None = None
-
-    def runs_on(self, device: Device) -> bool:
-        return self.only_kind in (None, device.kind)
-
-
-# In order of preference: the first backend that is installed and runs on the device is used. On a CPU
-# openvino needs two thirds of torch's time and less than half of its memory.
-BACKENDS: Final[Mapping[str, Backend]] = {
-    backend.name: backend
-    for backend in (
-        Backend("openvino", "openvino", "worker.openvino.encoder:OpenVINOEncoder", False, only_kind=CPU),
-        Backend("torch", "torch", "worker.model.torch_encoder:TorchEncoder", True),
-    )
-}
 
 
 class CannotRun(Exception):
@@ -82,7 +54,7 @@ def list_backends(
 def _find_flaw(
     backend: Backend, device: Device, is_installed: Callable[[Backend], bool], *, must_pack: bool
 ) -> str | None:
-    if not backend.runs_on(device):
+    if not backend.runs_on(device.kind):
         return f"runs only on {backend.only_kind}, not on {device.name}"
     if not is_installed(backend):
         return f"is not installed (`pip install {backend.package}`)"
@@ -93,17 +65,24 @@ def _find_flaw(
 
 logger = logging.getLogger(__name__)
 
-# The encoders of extractors, whose results are not vectors: they run without any backend of the table.
-EXTRACTORS: Final[Mapping[str, str]] = {
-    REXUNINLU: "worker.tasks.extract.model.encoder:RexEncoder",
-    GLINER: "worker.tasks.extract.model.gliner:GlinerEncoder",
+# The encoders of extractors, whose results are not vectors: they run without any backend of the table. The second is
+# that of a rank; devices cannot share a model without one.
+EXTRACTORS: Final[Mapping[str, tuple[str, str]]] = {
+    REXUNINLU: (
+        "worker.tasks.extract.model.encoder:RexEncoder",
+        "worker.tasks.extract.model.shard_encoder:RexShardEncoder",
+    ),
+    GLINER: ("worker.tasks.extract.model.gliner:GlinerEncoder", ""),
 }
 # The encoder of static embeddings, which need no framework.
 STATIC: Final = "worker.encoder.static_encoder:StaticEncoder"
 
 
 def load_encoder(order: EncoderOrder) -> Encoder:
-    """Load the requested encoder. Raises ModelError if the model, backend or precision is unavailable."""
+    """Load the requested encoder, or a rank's part of it. The encoder of a rank is returned when all ranks are ready.
+
+    Raises ModelError if the model, backend or precision is unavailable, or the model cannot be divided in this way.
+    """
     if not order.is_reproducible:
         return _load_any(order)
     refuse_irreproducible(order)
@@ -112,7 +91,10 @@ def load_encoder(order: EncoderOrder) -> Encoder:
 
 def _load_any(order: EncoderOrder) -> Encoder:
     if order.card.is_extractor:
-        return _find(EXTRACTORS[order.card.extractor])(order)
+        alone, of_rank = EXTRACTORS[order.card.extractor]
+        return _find(alone)(order) if order.rank is None else _find(of_rank)(order, order.rank)
+    if order.rank is not None:
+        return _find(SHARING.rank_loader)(order, order.rank)
     if order.card.static is not None:
         return _find(STATIC)(order)
     precision = choose_precision(order.precision, order.device, order.card.model_type)
@@ -130,9 +112,13 @@ def _load_any(order: EncoderOrder) -> Encoder:
                 raise CannotRun(left[backend.name])
             if tell is not None:
                 tell(backend.name)
-            return _load(
-                backend, order, Choice(backend.name, notes[-1] if notes else reason), precision, notes
-            )
+            if not backend.has_packed_attention:
+                padded_because = f"{backend.name} does not support packed attention"
+                facts = SwitchFacts(order.device, 0, padded_because)
+                choose_switches(order.switches, facts, is_package_installed)
+            choice = Choice(backend.name, notes[-1] if notes else reason)
+            # Imported late, so that openvino with a cached conversion never loads torch.
+            return _find(backend.loader)(order, choice, precision, notes)
         except ModelError:
             raise
         except CannotRun as error:
@@ -143,19 +129,6 @@ def _load_any(order: EncoderOrder) -> Encoder:
         notes = (*notes, f"{backend.name} cannot run this model: {flaw}")
         logger.warning("Not using %s for %s: %s", backend.name, order.card.name, flaw)
     raise ModelError(f"Cannot load {order.card.name}: {'; '.join(notes)}.")
-
-
-def _load(
-    backend: Backend, order: EncoderOrder, choice: Choice, precision: Choice, notes: tuple[str, ...]
-) -> Encoder:
-    """Import and load one backend.
-
-    Imports late, so that openvino with a cached conversion never loads torch.
-    """
-    if not backend.has_packed_attention:
-        padded_because = f"{backend.name} does not support packed attention"
-        choose_switches(order.switches, SwitchFacts(order.device, 0, padded_because), is_package_installed)
-    return _find(backend.loader)(order, choice, precision, notes)
 
 
 def _find(loader: str) -> Callable[..., Encoder]:

@@ -4,24 +4,19 @@ import ctypes
 import re
 from typing import Final
 
-# CUDA and MPS raise torch.OutOfMemoryError. On a CPU torch raises RuntimeError with "DefaultCPUAllocator:
-# can't allocate memory"; C++ code, openvino's too, raises std::bad_alloc; cuBLAS and cuDNN have their own
-# status, and openvino says of a layer that it "can't alloc". oneDNN, which both use, says only what it
-# could not create: primitives are made from descriptors that were found valid, so only memory can be missing
-# then.
+from worker.devices.backends import BACKENDS
+
+# CUDA and MPS raise torch.OutOfMemoryError. On a CPU torch raises RuntimeError, C++ code, openvino's too, raises
+# std::bad_alloc, and backends have sentences of their own. oneDNN, which both use, says only what it could not create:
+# primitives are made from descriptors that were found valid, so only memory can be missing then.
 TYPES: Final = frozenset({"OutOfMemoryError", "MemoryError"})
 SENTENCES: Final = (
-    "can't alloc",
     "cannot allocate memory",
-    "not enough memory",
-    "out of memory",
     "bad_alloc",
     "bad allocation",
-    "alloc_failed",
     "failed to allocate",
+    *(sentence for backend in BACKENDS.values() for sentence in backend.memory_errors),
 )
-
-
 ONEDNN: Final = re.compile(r"could not create a (primitive|memory)\b(?! descriptor)")
 
 

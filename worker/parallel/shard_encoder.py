@@ -4,13 +4,11 @@ Every rank receives the same batch and returns the vectors that it ends up with,
 in the order of the ranks, they are the batch's vectors.
 """
 
-import importlib
 import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
 
 import numpy as np
 import torch
@@ -21,6 +19,7 @@ from vectormill.domain.errors import ModelError
 from vectormill.models.families import find_family, find_layout
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
+from worker.devices.backends import SHARING
 from worker.devices.device import CUDA
 from worker.encoder.choice import (
     PACKED,
@@ -32,7 +31,6 @@ from worker.encoder.choice import (
 )
 from worker.encoder.encoder import AUTO, Choice, Deferred, Encoder, EncoderOrder, ForwardPass
 from worker.encoder.outputs import WantedOutputs
-from worker.encoder.reproducible import ReproducibleEncoder, refuse_irreproducible
 from worker.encoder.switches import SwitchChoice, parse_switches
 from worker.model.classifiers import check_published
 from worker.model.cuda_pass import Compute, CudaPass, LayOut, copy_inputs
@@ -60,9 +58,6 @@ from worker.parallel.shard import LoadedShard
 from worker.placement.placement import Rank
 
 logger = logging.getLogger(__name__)
-
-# The encoder of extractors, as in worker.encoder.backends.
-EXTRACTOR: Final = "worker.tasks.extract.model.shard_encoder:RexShardEncoder"
 
 
 class ShardEncoder(Encoder):
@@ -109,7 +104,7 @@ class ShardEncoder(Encoder):
             order,
             start,
             self._shard.num_bytes_read,
-            backend=Choice("torch", f"only torch supports the strategy {rank.strategy}"),
+            backend=Choice(SHARING.name, f"only {SHARING.name} supports the strategy {rank.strategy}"),
             precision=precision,
             attention=self._form.attention,
             notes=tuple(notes),
@@ -210,20 +205,3 @@ class ShardEncoder(Encoder):
 def _lay_out_nothing(_: NDArray[np.float32]) -> Ragged:
     """Return no rows of bytes, for a rank whose results others return."""
     return Ragged.from_rows([], np.uint8)
-
-
-def load_shard(order: EncoderOrder) -> Encoder:
-    """Load this rank's part. Raises ModelError if the model cannot be divided in this way."""
-    if not order.is_reproducible:
-        return _load_any(order)
-    refuse_irreproducible(order)
-    return ReproducibleEncoder(_load_any(order), order)
-
-
-def _load_any(order: EncoderOrder) -> Encoder:
-    assert order.rank is not None
-    if order.card.is_extractor:
-        module, _, name = EXTRACTOR.partition(":")
-        encoder: Encoder = getattr(importlib.import_module(module), name)(order, order.rank)
-        return encoder
-    return ShardEncoder(order, order.rank)

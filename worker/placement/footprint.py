@@ -15,6 +15,7 @@ from vectormill.models.families import EXTRACTOR, Family, ScoreMatrices, find_fa
 from vectormill.models.model_card import ModelCard
 from vectormill.models.model_shape import ModelShape, TensorSize
 from vectormill.models.rounding import SMALLEST_TABLE_ROWS, find_group_size
+from worker.devices.backends import BACKENDS
 from worker.devices.device import CUDA
 from worker.placement.strategies import FULLY_SHARDED, NUM_SLOTS, OFFLOAD, PIPELINE, REPLICATE, TENSOR
 
@@ -27,8 +28,8 @@ COMPRESSED: Final = frozenset(GROUP_BYTES)
 # A batch holds of each token, besides its hidden states, the id, the position, a value of a mask, and its place among
 # those that a head reads, as int64.
 TOKEN_BYTES: Final = 8 + 8 + 8 + 8
-# With openvino, 16 bytes were measured for each pair of tokens of a sequence.
-OPENVINO_MASK_BYTES: Final = 16
+# What the attention of a backend takes for each pair of tokens of a sequence, where it has one of its own.
+PAIR_BYTES: Final = {each.attention: each.pair_bytes for each in BACKENDS.values() if each.pair_bytes}
 
 # Memory that kernels keep from the first batch on: packed matrices, thread stacks, code. Measured 13 to 16 MB
 # on a CPU; cuBLAS' workspace on CUDA has that size.
@@ -456,8 +457,8 @@ def _count_scores(
     """
     if attention.startswith("packed"):
         return NOTHING, NOTHING
-    if attention.startswith("openvino") and not shape.num_relative_positions:
-        return Moment(per_pair=OPENVINO_MASK_BYTES), NOTHING
+    if attention in PAIR_BYTES and not shape.num_relative_positions:
+        return Moment(per_pair=PAIR_BYTES[attention]), NOTHING
     found = family.scores or (ScoreMatrices() if "eager" in attention else None)
     if found is not None:
         matrix = num_heads * value_bytes

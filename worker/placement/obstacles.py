@@ -4,19 +4,17 @@ Imports no framework.
 """
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 from vectormill.models.families import find_family
 from vectormill.models.model_card import GLINER, ModelCard
 from vectormill.models.model_shape import ModelShape
 from vectormill.models.rounding import find_group_size
+from worker.devices.backends import SHARING
 from worker.devices.device import CUDA
 from worker.placement.footprint import COMPRESSED
 from worker.placement.placement import AUTO
 from worker.placement.strategies import FULLY_SHARDED, OFFLOAD, PIPELINE, REPLICATE, TENSOR
-
-# The backend that runs parts of a model.
-TORCH: Final = "torch"
 
 
 class NamedDevice(Protocol):
@@ -51,8 +49,8 @@ def find_obstacle(
         return ""
     if card.extractor == GLINER or card.static is not None:
         return f"models of the architecture {card.extractor or card.model_type!r} cannot be shared between devices"
-    if backend not in (AUTO, TORCH):
-        return f"only torch runs parts of a model, and the backend {backend} was requested"
+    if backend not in (AUTO, SHARING.name):
+        return f"only {SHARING.name} runs parts of a model, and the backend {backend} was requested"
     if is_reproducible and (strategy == FULLY_SHARDED or card.is_extractor):
         return "a reproducible model is computed in tiles, which only pipelines and tensor parallelism share"
     if strategy == OFFLOAD and card.is_extractor:

@@ -20,6 +20,7 @@ from typing import Final
 from vectormill.domain.errors import ModelDoesNotFit
 from vectormill.models.model_shape import ModelShape
 from vectormill.workers.plan_picture import format_gib
+from worker.devices.backends import BACKENDS
 from worker.devices.device import CPU, CUDA, MPS, Device, Inventory, parse_devices
 from worker.placement.drafts import ABOUT_AS_FAST, choose_draft, draft_longest
 from worker.placement.placement import Placement, PlanSettings
@@ -42,7 +43,10 @@ FULL_BATCH_TOKENS: Final[Mapping[str, int]] = {CPU: 2048, CUDA: 32768, MPS: 8192
 ARITHMETIC: Final[Mapping[str, str]] = {CPU: "fp32", CUDA: "bf16", MPS: "fp16"}
 # The attention assumed if none is given. It is padded on CUDA too: a shard pads unless packing is requested,
 # and so does a whole replica whose model cannot be packed; otherwise less memory is needed.
-ATTENTION: Final[Mapping[str, str]] = {CPU: "openvino", CUDA: "sdpa", MPS: "sdpa"}
+ATTENTION: Final[Mapping[str, str]] = {
+    kind: next(each.attention for each in BACKENDS.values() if each.runs_on(kind))
+    for kind in (CPU, CUDA, MPS)
+}
 
 
 def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettings) -> Placement:

@@ -19,7 +19,6 @@ from worker.runner.messages import Load
 from worker.runner.runner import Runner
 from worker.runner.runner_group import RunnerGroup
 
-SHARD_FACTORY: Final = "worker.parallel.shard_encoder:load_shard"
 # The model process must not use the network: its files were downloaded before.
 OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 # The model process shows neither progress bars nor advice, and neither do processes that it starts: the
@@ -57,7 +56,7 @@ class RunnerStarter:
         environment: Mapping[str, str],
         *,
         sharing: Sharing | None = None,
-        shard_factory: str = SHARD_FACTORY,
+        shard_factory: str = "",
         collective_timeout_seconds: float,
     ) -> None:
         self.order = order
@@ -67,7 +66,7 @@ class RunnerStarter:
         compiled = {COMPILED_DIR: str(order.cache_dir / "compiled")}
         self._environment = {**compiled, **drop_secrets(environment), **OFFLINE, **SILENT, **ISOLATED}
         self._sharing = sharing
-        self._shard_factory = shard_factory
+        self._shard_factory = shard_factory or factory
         self._timeout_seconds = collective_timeout_seconds
 
     def leave(self, backend: str, reason: str) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from tests.faulty_engine import FaultyEncoder, MakeEngine, encode
 from vectormill.domain.errors import ModelError
+from worker.devices.backends import Backend
 from worker.encoder import backends
-from worker.encoder.backends import Backend
 from worker.encoder.encoder import Choice, EncoderOrder, EncoderReport
 
 Notes = tuple[str, ...]

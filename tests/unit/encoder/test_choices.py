@@ -9,6 +9,7 @@ import pytest
 
 from vectormill.domain.errors import ConfigurationError, ModelError
 from vectormill.models.families import FAMILIES
+from worker.devices.backends import BACKENDS, Backend
 from worker.devices.device import (
     CPU,
     CUDA,
@@ -20,7 +21,7 @@ from worker.devices.device import (
     parse_devices,
     thread_environment,
 )
-from worker.encoder.backends import BACKENDS, Backend, list_backends
+from worker.encoder.backends import list_backends
 from worker.encoder.choice import (
     AttentionShape,
     choose_attention,

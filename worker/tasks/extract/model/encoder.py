@@ -20,6 +20,7 @@ from vectormill.domain.errors import ModelError
 from vectormill.models.families import find_family
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
+from worker.devices.backends import SHARING
 from worker.devices.device import CPU, CUDA
 from worker.encoder.choice import PACKED, choose_extraction_precision
 from worker.encoder.encoder import AUTO, Choice, Deferred, Encoder, EncoderOrder, ForwardPass
@@ -34,7 +35,6 @@ from worker.tasks.extract.model.head import count_cells, gather_cells, name_inpu
 from worker.tasks.extract.model.network import RexNetwork, load_network
 from worker.tasks.extract.records import CELL_WIDTH
 
-BACKEND: Final = "torch"
 ATTENTION: Final = "padded (disentangled, by sequence)"
 # The cells that a queued batch has room for, a token. An entity takes a few cells, and one token in ten begins one.
 CELLS_A_TOKEN: Final = 4
@@ -70,7 +70,7 @@ class ExtractionEncoder(Encoder):
             order,
             start,
             count_weight_bytes(order.card),
-            backend=Choice(BACKEND, self.reason),
+            backend=Choice(SHARING.name, self.reason),
             precision=precision,
             attention=self.attention,
             num_streams=num_streams,
@@ -154,8 +154,8 @@ def _compute_here(
 
 def refuse_unsupported(order: EncoderOrder, obstacle: str) -> None:
     """Raise ModelError if a backend, attention or switch was requested by name and does not exist here."""
-    if order.backend not in (AUTO, BACKEND):
-        raise ModelError(f"Extraction supports only {BACKEND}, not {order.backend}; use auto.")
+    if order.backend not in (AUTO, SHARING.name):
+        raise ModelError(f"Extraction supports only {SHARING.name}, not {order.backend}; use auto.")
     if order.attention == PACKED:
         raise ModelError(f"Packed attention cannot be used because {obstacle}; use padded or auto.")
     for name in parse_switches(order.switches) or ():

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from vectormill.models.families import Layout
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
+from worker.devices.backends import SHARING
 from worker.devices.device import CUDA
 from worker.encoder.choice import choose_extraction_precision
 from worker.encoder.encoder import Choice, DirectEncoder, EncoderOrder
@@ -24,7 +25,7 @@ from worker.model.torch_encoder import DTYPES
 from worker.parallel.shard import LoadedShard
 from worker.placement.placement import Rank
 from worker.tasks.extract.model.config import read_config
-from worker.tasks.extract.model.encoder import ATTENTION, BACKEND, RexEncoder, refuse_unsupported
+from worker.tasks.extract.model.encoder import ATTENTION, RexEncoder, refuse_unsupported
 from worker.tasks.extract.model.head import find_cells, pad_inputs
 from worker.tasks.extract.model.network import outline_network
 
@@ -55,7 +56,7 @@ class RexShardEncoder(DirectEncoder):
             order,
             start,
             self._shard.num_bytes_read,
-            backend=Choice(BACKEND, f"only {BACKEND} supports the strategy {rank.strategy}"),
+            backend=Choice(SHARING.name, f"only {SHARING.name} supports the strategy {rank.strategy}"),
             precision=precision,
             attention=ATTENTION,
             gives_vectors=False,
