@@ -237,7 +237,8 @@ def _ways_out(asked: PlanRequest, longest: int) -> Iterator[str]:
         if tokens == builder.max_tokens:
             break
     sizes: dict[int, int] = {}
-    for tokens in sorted({builder.max_tokens, longest or min(SHORTEST_USEFUL_TOKENS, builder.max_tokens)}):
+    least = builder.max_tokens if longest else min(SHORTEST_USEFUL_TOKENS, builder.max_tokens)
+    for tokens in sorted({builder.max_tokens, least}):
         alone = asked.make_builder(asked.settings.precision, tokens).build(REPLICATE, (largest,), "")
         if isinstance(alone, DoesNotFit) and (asks_all or asked.settings.strategy == REPLICATE):
             capacity = largest.capacity_bytes + alone.missing_bytes

@@ -315,6 +315,7 @@ def test_a_model_that_fits_nowhere_says_by_how_much_and_what_would_help() -> Non
 @example([24], 64, "70B", "bf16", "auto")
 @example([16], 160, "7B", "bf16", "auto")
 @example([16, 24, 8], 0, "70B", "bf16", "auto")
+@example([8, 8, 8], 0, "7B", "bf16", "auto")
 def test_what_is_advised_helps_as_printed(
     sizes: list[int], host: int, name: str, precision: str, strategy: str
 ) -> None:
