@@ -23,6 +23,7 @@ from api.event_stream import EventStream
 from api.watch import Watch
 from vectormill.collections.collection import find_kind
 from vectormill.collections.sizing import describe_bytes
+from vectormill.jobs.job import JOB_STATE_BY_NAME
 from vectormill.keys.api_key import WRITE, includes
 from vectormill.runs.run import STEERABLE_RUN_STATES
 from vectormill.workers.plan_picture import format_gib
@@ -50,6 +51,7 @@ FILTERS: Final = {
     "moment": words.format_moment,
     "ago": words.tell_ago,
     "state": words.tell_state,
+    "tone": words.tell_tone,
     "stage": words.tell_stage,
     "sentence": words.tell_sentence,
     "query": words.tell_query,
@@ -113,7 +115,9 @@ def make_templates(**given: Any) -> Environment:
         auto_reload=False,
     )
     environment.filters.update(FILTERS)
-    environment.globals.update(given, steerable_run_states=STEERABLE_RUN_STATES)
+    environment.globals.update(
+        given, job_states=JOB_STATE_BY_NAME.values(), steerable_run_states=STEERABLE_RUN_STATES
+    )
     return environment
 
 

@@ -34,14 +34,11 @@ from vectormill.files.formats import OUTPUT_FORMATS, OutputName, RowsName
 from vectormill.jobs.backlog import Waiting, count_open_jobs, list_waiting
 from vectormill.jobs.bottleneck import WAIT
 from vectormill.jobs.job import (
-    COMPLETED_WITH_ERRORS,
-    FAILED,
     FILE,
+    JOB_STATE_BY_NAME,
     JOB_STATES,
-    PAUSED,
     QUEUED,
     RUNNING,
-    STEERABLE_JOB_STATES,
     UPLOADING,
     Job,
 )
@@ -173,15 +170,12 @@ class JobView:
 
 
 def list_wishes(job: Job) -> list[Action]:
-    """List the actions that the job allows now, in the order of the buttons; docs/STATES.md has the table."""
-    wishes: list[Action] = []
-    if job.state == PAUSED:
-        wishes.append(RESUME)
-    elif job.state in STEERABLE_JOB_STATES:
-        wishes.append(PAUSE)
-    if job.num_failed and job.state in (COMPLETED_WITH_ERRORS, FAILED, PAUSED):
+    """List the actions that the job allows now and that change it, in the order of the buttons."""
+    leads_to = JOB_STATE_BY_NAME[job.state].leads_to
+    wishes = [action for action in (PAUSE, RESUME) if leads_to.get(action.name, job.state) != job.state]
+    if job.num_failed and RETRY.name in leads_to:
         wishes.append(RETRY)
-    if job.state in STEERABLE_JOB_STATES or job.is_left_to_indexer:
+    if leads_to.get(CANCEL.name, job.state) != job.state or job.is_left_to_indexer:
         wishes.append(CANCEL)
     return wishes
 

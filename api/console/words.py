@@ -8,7 +8,11 @@ from urllib.parse import urlencode
 
 from markupsafe import Markup, escape
 
+from vectormill.collections.collection import GENERATION_STATE_BY_NAME
+from vectormill.domain.states import BAD, GOOD, IDLE
 from vectormill.jobs.bottleneck import COLLATE, COLLECT, LOAD, PERSIST, QUEUE, RUN, TOKENIZE, WAIT
+from vectormill.jobs.job import JOB_STATE_BY_NAME
+from vectormill.runs.run import RUN_STATE_BY_NAME
 
 NOTHING: Final = "–"
 MINUTE: Final = 60
@@ -25,6 +29,16 @@ STAGE_WORDS: Final = {
     PERSIST: "writing results",
     QUEUE: "no chunk at a worker",
 }
+
+# A state that two things can be in has the same tone for both. Indexes and schedules have no table of states.
+TONES: Final = {
+    state.name: state.tone
+    for state in (
+        *JOB_STATE_BY_NAME.values(),
+        *RUN_STATE_BY_NAME.values(),
+        *GENERATION_STATE_BY_NAME.values(),
+    )
+} | {"ready": GOOD, "on_time": GOOD, "invalid": BAD, "late": BAD}
 
 
 def tell_count(number: float | None) -> str:
@@ -102,6 +116,11 @@ def tell_ago(moment: datetime | None, now: datetime | None = None) -> str:
         if seconds >= length:
             return f"{seconds // length:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"
+
+
+def tell_tone(state: str) -> str:
+    """Return the CSS class of a state of a job, a run, a generation, an index, a schedule or a worker."""
+    return TONES.get(state, IDLE)
 
 
 def tell_state(state: str) -> str:

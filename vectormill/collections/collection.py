@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, WrongKind
-from vectormill.domain.states import States
+from vectormill.domain.states import GOOD, WAITING, State, States
 from vectormill.domain.task import RECORD, REPRESENTATIONS, SCORE, TASKS, VECTOR
 
 BUILDING: Final = "building"
@@ -15,7 +15,11 @@ LIVE: Final = "live"
 RETIRED: Final = "retired"
 PRUNED: Final = "pruned"  # its tables are gone; jobs that wrote it still name it
 
-GENERATION_STATES: Final = States((BUILDING, LIVE, RETIRED, PRUNED))
+GENERATION_STATE_BY_NAME: Final = {
+    state.name: state
+    for state in (State(BUILDING, WAITING), State(LIVE, GOOD), State(RETIRED), State(PRUNED))
+}
+GENERATION_STATES: Final = States(GENERATION_STATE_BY_NAME)
 # Searches do not use generations in these states, so they can be discarded.
 UNSEARCHED_GENERATION_STATES: Final = States((BUILDING, RETIRED))
 FORMER_GENERATION_STATES: Final = States((RETIRED, PRUNED))

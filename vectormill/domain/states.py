@@ -1,4 +1,23 @@
-"""States: a named set of states, used for comparisons in Python and in composed SQL."""
+"""States: what something can be in, how pages show it, and named sets of states for Python and for composed SQL."""
+
+from dataclasses import dataclass
+from typing import Final
+
+# The tone of a state, which is its CSS class in the console.
+IDLE: Final = "idle"
+WAITING: Final = "waiting"
+ACTIVE: Final = "active"
+GOOD: Final = "good"
+MIXED: Final = "mixed"
+BAD: Final = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A state and the tone in which pages show it. A job, a run and a generation add what holds in it."""
+
+    name: str
+    tone: str = IDLE
 
 
 class States(tuple[str, ...]):

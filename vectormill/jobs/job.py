@@ -3,7 +3,8 @@
 Workers and the scheduler also change states, when chunks end: see docs/STATES.md.
 """
 
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from typing import Annotated, Any, Final
 from uuid import UUID
@@ -11,7 +12,7 @@ from uuid import UUID
 from vectormill.domain.encoding import DEFAULT_MODEL, EncodingSpec, RequestedArguments
 from vectormill.domain.errors import WrongJobState
 from vectormill.domain.options import Help, find_given
-from vectormill.domain.states import States
+from vectormill.domain.states import ACTIVE, BAD, GOOD, MIXED, WAITING, State, States
 from vectormill.jobs.bottleneck import Bottleneck, find_bottleneck, share_stages
 
 UPLOADING: Final = "uploading"
@@ -27,32 +28,66 @@ CANCELLED: Final = "cancelled"
 DELETING: Final = "deleting"
 
 
-@dataclass(frozen=True, slots=True)
-class JobState:
-    """A job state and its properties, from which the sets of states below are derived."""
+# What a client can ask for.
+PAUSE: Final = "pause"
+RESUME: Final = "resume"
+CANCEL: Final = "cancel"
+DELETE: Final = "delete"
+RETRY: Final = "retry"
 
-    name: str
+
+@dataclass(frozen=True, slots=True)
+class JobState(State):
+    """A job state and its properties, from which the sets of states below are derived.
+
+    `leads_to` has by wish of a client the state after it; a wish that is missing is refused. `title` is the state's
+    name in the console where it is not simply the state.
+    """
+
     is_final: bool = False
     is_received: bool = True  # all items have arrived
     is_dispatched: bool = False  # chunks are dispatched to workers
     is_wanted: bool = True  # not cancelled by a client
     moves: bool = True  # ends without a request by a client
     is_shown: bool = True
+    leads_to: Mapping[str, str] = field(default_factory=dict)
+    title: str = ""
+
+    @property
+    def is_brief(self) -> bool:
+        """Return whether a job soon leaves this state by itself, so that few are in it."""
+        return self.moves and not self.is_dispatched and not self.is_final
 
 
 _ROWS: Final = (
-    JobState(UPLOADING, is_received=False),
-    JobState(QUEUED, is_dispatched=True),
-    JobState(RUNNING, is_dispatched=True),
-    JobState(PAUSED, moves=False),
-    JobState(CANCELLING, is_wanted=False),
-    JobState(COMPLETED, is_final=True),
-    JobState(COMPLETED_WITH_ERRORS, is_final=True),
-    JobState(FAILED, is_final=True),
-    JobState(CANCELLED, is_final=True, is_wanted=False),
+    JobState(UPLOADING, WAITING, is_received=False),
+    JobState(
+        QUEUED, WAITING, is_dispatched=True, leads_to={PAUSE: PAUSED, RESUME: QUEUED, CANCEL: CANCELLING}
+    ),
+    JobState(
+        RUNNING, ACTIVE, is_dispatched=True, leads_to={PAUSE: PAUSED, RESUME: RUNNING, CANCEL: CANCELLING}
+    ),
+    JobState(
+        PAUSED,
+        WAITING,
+        moves=False,
+        leads_to={PAUSE: PAUSED, RESUME: RUNNING, CANCEL: CANCELLING, RETRY: PAUSED},
+    ),
+    JobState(CANCELLING, WAITING, is_wanted=False, leads_to={CANCEL: CANCELLING}),
+    JobState(COMPLETED, GOOD, is_final=True, leads_to={DELETE: DELETING}),
+    JobState(
+        COMPLETED_WITH_ERRORS,
+        MIXED,
+        is_final=True,
+        leads_to={DELETE: DELETING, RETRY: QUEUED},
+        title="With errors",
+    ),
+    JobState(FAILED, BAD, is_final=True, leads_to={DELETE: DELETING, RETRY: QUEUED}),
+    JobState(CANCELLED, is_final=True, is_wanted=False, leads_to={CANCEL: CANCELLED, DELETE: DELETING}),
     JobState(DELETING, is_shown=False),
 )
 _SHOWN: Final = tuple(state for state in _ROWS if state.is_shown)
+JOB_STATE_BY_NAME: Final = {state.name: state for state in _SHOWN}
 
 JOB_STATES: Final = States(state.name for state in _SHOWN)
 TERMINAL_JOB_STATES: Final = States(state.name for state in _SHOWN if state.is_final)
@@ -314,16 +349,22 @@ class Job:
         return 1 - self.num_tokens / self.num_computed_tokens if self.num_computed_tokens else 0.0
 
 
+def _state_after(wish: str, state: str, allowed: str) -> str:
+    """Return the state after a wish of a client. Raise WrongJobState, which says what is `allowed`, if it has none."""
+    after = JOB_STATE_BY_NAME[state].leads_to.get(wish)
+    if after is None:
+        raise WrongJobState(f"The job is {state}; {allowed}.")
+    return after
+
+
 def state_after_pause(state: str) -> str:
     """Return the state after a pause. Raise WrongJobState if the job cannot be paused.
 
     A paused job stays paused.
     """
-    if state in STEERABLE_JOB_STATES:
-        return PAUSED
     if state == UPLOADING:
         raise WrongJobState("The job is still uploading; pause it once the upload has finished.")
-    raise WrongJobState(f"The job is {state}; only a job that is waiting or running can be paused.")
+    return _state_after(PAUSE, state, "only a job that is waiting or running can be paused")
 
 
 def state_after_resume(state: str, *, has_started: bool) -> str:
@@ -331,11 +372,8 @@ def state_after_resume(state: str, *, has_started: bool) -> str:
 
     Raise WrongJobState if the job has ended, is being cancelled or is still being received.
     """
-    if state in DISPATCHED_JOB_STATES:
-        return state
-    if state == PAUSED:
-        return RUNNING if has_started else QUEUED
-    raise WrongJobState(f"The job is {state}; only a paused job can be resumed.")
+    after = _state_after(RESUME, state, "only a paused job can be resumed")
+    return after if has_started or state != PAUSED else QUEUED
 
 
 def state_after_cancel(state: str) -> str:
@@ -344,13 +382,7 @@ def state_after_cancel(state: str) -> str:
     The state is `cancelling`, unless the job is already `cancelled`. If no worker holds a chunk of the job, the
     caller makes it `cancelled` at once.
     """
-    if state in (CANCELLING, CANCELLED):
-        return state
-    if state in STEERABLE_JOB_STATES:
-        return CANCELLING
-    raise WrongJobState(
-        f"The job is {state}; only a job that is waiting, running or paused can be cancelled."
-    )
+    return _state_after(CANCEL, state, "only a job that is waiting, running or paused can be cancelled")
 
 
 def state_after_delete(state: str) -> str:
@@ -358,13 +390,11 @@ def state_after_delete(state: str) -> str:
 
     Other jobs are refused so that nobody loses work by one wrong id.
     """
-    if state in TERMINAL_JOB_STATES:
-        return DELETING
     if state == UPLOADING:
         raise WrongJobState("The job is still uploading; it can be deleted when it has ended.")
     if state == CANCELLING:
         raise WrongJobState("The job is cancelling; delete it when workers have finished its current chunks.")
-    raise WrongJobState(f"The job is {state}; cancel it first, then delete it.")
+    return _state_after(DELETE, state, "cancel it first, then delete it")
 
 
 def state_after_retry(state: str, num_failed: int) -> str:
@@ -373,14 +403,12 @@ def state_after_retry(state: str, num_failed: int) -> str:
     Raise WrongJobState unless the job ended with failed items, or is paused and has some. A paused job stays
     paused, and its failed items wait together with the others.
     """
-    if state in (COMPLETED_WITH_ERRORS, FAILED) and num_failed:
-        return QUEUED
-    if state == PAUSED:
-        if num_failed:
-            return PAUSED
+    if state == PAUSED and not num_failed:
         raise WrongJobState(
             "The job is paused and none of its items have failed; use `resume` to continue it."
         )
-    raise WrongJobState(
-        f"The job is {state}; only a job that ended with failed items, or is paused, can be retried."
-    )
+    allowed = "only a job that ended with failed items, or is paused, can be retried"
+    after = _state_after(RETRY, state, allowed)
+    if not num_failed:
+        raise WrongJobState(f"The job is {state}; {allowed}.")
+    return after

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import WrongRunState
-from vectormill.domain.states import States
+from vectormill.domain.states import ACTIVE, BAD, GOOD, MIXED, WAITING, State, States
 
 REINDEX: Final = "reindex"  # brings the live generation, or a new one, up to date with the source
 INDEX: Final = "index"  # builds, rebuilds or drops indexes
@@ -29,10 +29,9 @@ SKIPPED: Final = "skipped"
 
 
 @dataclass(frozen=True, slots=True)
-class RunState:
+class RunState(State):
     """A state of runs. The sets of states in SQL statements are derived from these properties."""
 
-    name: str
     is_final: bool = False
     is_begun: bool = True  # an indexer has claimed the run at some time
     is_claimed: bool = False  # an indexer has the run now
@@ -41,18 +40,19 @@ class RunState:
 
 
 _ROWS: Final = (
-    RunState(UPLOADING, is_begun=False),
-    RunState(QUEUED, is_begun=False),
-    RunState(RUNNING, is_claimed=True),
-    RunState(HELD),
-    RunState(CANCELLING, is_claimed=True, is_wanted=False),
-    RunState(COMPLETED, is_final=True, is_good=True),
-    RunState(COMPLETED_WITH_ERRORS, is_final=True, is_good=True),
-    RunState(FAILED, is_final=True),
+    RunState(UPLOADING, WAITING, is_begun=False),
+    RunState(QUEUED, WAITING, is_begun=False),
+    RunState(RUNNING, ACTIVE, is_claimed=True),
+    RunState(HELD, WAITING),
+    RunState(CANCELLING, WAITING, is_claimed=True, is_wanted=False),
+    RunState(COMPLETED, GOOD, is_final=True, is_good=True),
+    RunState(COMPLETED_WITH_ERRORS, MIXED, is_final=True, is_good=True),
+    RunState(FAILED, BAD, is_final=True),
     RunState(CANCELLED, is_final=True, is_wanted=False),
-    RunState(SKIPPED, is_final=True, is_begun=False),
+    RunState(SKIPPED, WAITING, is_final=True, is_begun=False),
 )
 
+RUN_STATE_BY_NAME: Final = {state.name: state for state in _ROWS}
 RUN_STATES: Final = States(state.name for state in _ROWS)
 TERMINAL_RUN_STATES: Final = States(state.name for state in _ROWS if state.is_final)
 GOOD_RUN_STATES: Final = States(state.name for state in _ROWS if state.is_good)
