@@ -24,8 +24,8 @@ from starlette.datastructures import QueryParams
 
 from api.dependencies import ResourcesDependency, get_resources
 from api.door.media_types import FORM_TYPE, JSON_TYPE, require_json
+from api.intake.bodies import NDJSON_TYPES, read_body
 from api.intake.requests import decode_body, split_path
-from api.intake.submissions import NDJSON_TYPES, read_body
 from api.problems import Place, Problem, refuse
 from vectormill.operation import CONFIRMATION, NO_CONTENT, Operation
 

@@ -479,7 +479,7 @@ class Inputs:
         new_job = NewJob(SPEC, collection="docs", to=None)
         with JobWriter(engine, new_job, self._settings) as writer:
             add_objects(writer, wanted, SPEC, self._settings)
-            ask(engine, writer._write_part)
+            ask(engine, writer._upload.write)
             writer.hand_over(wanted, lambda _, job: None)
 
     _settings = Settings(chunk_max_items=2, source_root=(Path("/"),))

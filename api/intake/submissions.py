@@ -4,8 +4,8 @@ The event loop only receives bytes. If the submission fails or the client discon
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -13,12 +13,13 @@ from anyio import from_thread
 from fastapi import Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 from msgspec import UNSET
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.dependencies import Resources
 from api.door.keys import check_scope, may
 from api.door.media_types import JSON_TYPE, read_media_type, unsupported_media_type
+from api.intake.bodies import NDJSON_TYPES, make_inflater, read_blocks, read_body
 from api.intake.intake import Intake
 from api.intake.requests import (
     DECODING_ERRORS,
@@ -32,8 +33,7 @@ from api.intake.requests import (
     make_items,
     split_path,
 )
-from api.limits.gates import Hold
-from api.problems import Limit, Problem, refuse, refuse_size
+from api.problems import Problem, refuse
 from api.streams.ndjson import Inflater, ItemReader
 from vectormill.collections.collection import check_collection_name
 from vectormill.collections.index_plan import is_storable
@@ -41,11 +41,10 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import DiskFull, InvalidOption
 from vectormill.domain.options import read_options
 from vectormill.files.roots import Roots
-from vectormill.jobs.item import Item, Items
+from vectormill.jobs.item import Items
 from vectormill.jobs.job import Job, JobOptions, NewJob
 from vectormill.jobs.operations import (
     InputBody,
-    ItemBody,
     JobBody,
     JobRequest,
     OptionsBody,
@@ -53,7 +52,7 @@ from vectormill.jobs.operations import (
     SubmissionQuery,
     describe_job,
 )
-from vectormill.jobs.submission import Alongside, JobWriter
+from vectormill.jobs.submission import JobWriter
 from vectormill.jobs.waiting import make_job_body, refuse_unserved
 from vectormill.keys.api_key import ADMIN, SOURCES
 from vectormill.models.registry import make_spec
@@ -67,8 +66,6 @@ from vectormill.settings import Settings
 from vectormill.sources.operations import QuoteRequest
 from vectormill.sources.pushes import PushWriter
 
-# A call in a thread costs 0.1 ms; this many bytes of NDJSON make it worthwhile with some milliseconds of work.
-BLOCK_BYTES: Final = 256 << 10
 # A request reads objects for at most this long; then it leaves them to an indexer. Proxies give an answer 30 to 60
 # seconds, of which a list of the objects or the last step may need some.
 READING_SECONDS: Final = 5.0
@@ -76,14 +73,6 @@ OUTPUT_NOT_NAMED: Final = (
     "{url} is below no place to which keys without the scope admin may write: name it, or a folder above it, in "
     "VECTORMILL_OUTPUT_PREFIXES of the API, and restart the API."
 )
-NDJSON_TYPES: Final = (
-    "application/x-ndjson",
-    "application/ndjson",
-    "application/jsonl",
-    "application/x-jsonlines",
-    "application/jsonlines",
-)
-
 
 # A dry run is answered by a quote.
 Submitted = JobBody | QuoteBody
@@ -130,7 +119,8 @@ async def receive_document(
                 return read_objects(document.input, new_job, resources, intake)
             items = read_items(document, new_job, resources.settings.max_key_bytes)
             with open_any(new_job, resources, intake, is_dry=document.dry_run) as writer:
-                write_items(writer, items, intake)
+                intake.take_items(len(items))
+                writer.add_all(items)
                 return finish(writer, resources)
 
         return await run_in_threadpool(submit)
@@ -141,32 +131,41 @@ async def receive_stream(
 ) -> Submitted:
     """Create a job from an NDJSON body, one item per line, in constant memory, and return it, committed."""
     check_output(request, query.to, resources.settings)
-    new_job = await run_in_threadpool(make_streamed_job, query, resources, idempotency_key)
     inflater = make_inflater(request, resources.settings)
-    intake = Intake(resources.settings)
-    opened: AbstractContextManager[AnyWriter] = open_any(new_job, resources, intake, is_dry=query.dry_run)
-    async with contextmanager_in_threadpool(opened) as writer:
-        lines = LineStore(writer, new_job.spec.reads_pairs, intake, resources.settings, inflater)
+    opened = storing_lines(query, resources, idempotency_key, inflater)
+    async with contextmanager_in_threadpool(opened) as (lines, end):
         async for block in read_blocks(request):
             await run_in_threadpool(lines.store, block)
-        return await run_in_threadpool(finish_lines, lines, writer, intake, resources)
+        return await run_in_threadpool(end)
 
 
 def submit_lines(blocks: Iterable[bytes], query: SubmissionQuery, resources: Resources) -> Submitted:
     """Create a job from blocks of NDJSON as from those of a request, and return it, committed."""
-    new_job = make_streamed_job(query, resources, None)
-    intake = Intake(resources.settings)
-    with open_any(new_job, resources, intake, is_dry=query.dry_run) as writer:
-        lines = LineStore(writer, new_job.spec.reads_pairs, intake, resources.settings)
+    with storing_lines(query, resources) as (lines, end):
         for block in blocks:
             lines.store(block)
-        return finish_lines(lines, writer, intake, resources)
+        return end()
 
 
-def finish_lines(lines: "LineStore", writer: AnyWriter, intake: Intake, resources: Resources) -> Submitted:
-    lines.store_rest()
-    intake.look_again(resources.engine)
-    return finish(writer, resources)
+@contextmanager
+def storing_lines(
+    query: SubmissionQuery,
+    resources: Resources,
+    idempotency_key: str | None = None,
+    inflater: Inflater | None = None,
+) -> Iterator[tuple["LineStore", Callable[[], Submitted]]]:
+    """Yield what stores the lines of a job, and the function that ends it and returns its body."""
+    new_job = make_job(query, query, decode_metadata(query), resources, idempotency_key=idempotency_key)
+    intake = Intake(resources.settings)
+    with open_any(new_job, resources, intake, is_dry=query.dry_run) as writer:
+        lines = LineStore(writer, new_job.spec.reads_pairs, intake, resources.settings, inflater)
+
+        def end() -> Submitted:
+            lines.store_rest()
+            intake.look_again(resources.engine)
+            return finish(writer, resources)
+
+        yield lines, end
 
 
 def check_output(request: Request, url: str | None, settings: Settings) -> None:
@@ -209,12 +208,16 @@ class LineStore:
     def store(self, block: bytes) -> None:
         for piece in self._inflater.feed(block) if self._inflater else (block,):
             self._intake.take_bytes(len(piece))
-            write_items(self._writer, self._reader.read(piece), self._intake)
+            self._store(self._reader.read(piece))
 
     def store_rest(self) -> None:
         if self._inflater:
             self._inflater.finish()
-        write_items(self._writer, self._reader.finish(), self._intake)
+        self._store(self._reader.finish())
+
+    def _store(self, items: Items) -> None:
+        self._intake.take_items(len(items))
+        self._writer.add_all(items)
 
 
 def admit_job(new_job: NewJob, intake: Intake, connection: Connection) -> None:
@@ -248,9 +251,10 @@ def read_objects(wanted: InputBody, new_job: NewJob, resources: Resources, intak
     with JobWriter(resources.engine, new_job, resources.settings, admit=admit, keep=keep) as writer:
         try:
             add_objects(writer, wanted, new_job.spec, resources.settings, intake.take_items)
-            return finish(writer, resources)
+            made = writer.finish_with(make_job_body)
         except (OutOfTime, DiskFull):
-            return finish(writer, resources, partial(writer.hand_over, wanted))
+            made = writer.hand_over(wanted, make_job_body)
+        return describe_submitted(writer, resources, *made)
 
 
 def quote_objects(wanted: InputBody, new_job: NewJob, resources: Resources, intake: Intake) -> QuoteBody:
@@ -278,29 +282,22 @@ def quote_objects(wanted: InputBody, new_job: NewJob, resources: Resources, inta
         return trial.finish()
 
 
-def write_items(writer: AnyWriter | PushWriter, items: Items, intake: Intake) -> None:
-    intake.take_items(len(items))
-    writer.add_all(items)
-
-
-def finish(
-    writer: AnyWriter, resources: Resources, commit: Callable[[Alongside], Job] | None = None
-) -> Submitted:
+def finish(writer: AnyWriter, resources: Resources) -> Submitted:
     """Commit the job, and return its body as of the same transaction, with the reason why it waits."""
     if isinstance(writer, JobTrial):
         return writer.finish()
-    bodies: list[JobBody] = []
-    job = (commit or writer.finish)(lambda connection, job: bodies.append(make_job_body(connection, job)))
+    return describe_submitted(writer, resources, *writer.finish_with(make_job_body))
+
+
+def describe_submitted(writer: JobWriter, resources: Resources, job: Job, body: JobBody | None) -> JobBody:
+    """Count a committed job and return its body, even if it cannot be read from the database now."""
     if writer.existing is None:
         resources.metrics.submitted_jobs.inc()
         resources.metrics.submitted_items.inc(job.num_items)
-    return bodies[0] if bodies else describe_new_job(resources.engine, job)
-
-
-def describe_new_job(engine: Engine, job: Job) -> JobBody:
-    """Return the body of a job that is committed already, even if it cannot be read from the database now."""
+    if body is not None:
+        return body
     try:
-        with engine.connect() as connection:
+        with resources.engine.connect() as connection:
             return make_job_body(connection, job)
     except SQLAlchemyError:
         return describe_job(job)
@@ -312,22 +309,15 @@ def read_items(request: JobRequest, new_job: NewJob, max_key_bytes: int) -> Item
     reads_pairs = new_job.spec.reads_pairs
     try:
         return make_items(request.items, max_key_bytes, reads_pairs=reads_pairs)
-    except UnreadableItem:
-        return Items.of(list(make_one_by_one(request.items, max_key_bytes, reads_pairs=reads_pairs)))
-
-
-def make_one_by_one(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pairs: bool) -> Iterator[Item]:
-    """Yield the Items of decoded bodies. Raise Problem, which names the first item that cannot be stored."""
-    for position, body in enumerate(bodies):
-        try:
-            yield make_item(body, max_key_bytes, reads_pairs=reads_pairs)
-        except UnreadableItem as error:
-            place = f"items[{position}].{error.field}", f"/items/{position}/{error.field}"
-            raise error.refuse(*place) from error
-
-
-def make_streamed_job(query: SubmissionQuery, resources: Resources, idempotency_key: str | None) -> NewJob:
-    return make_job(query, query, decode_metadata(query), resources, idempotency_key=idempotency_key)
+    except UnreadableItem:  # of any bad item; the first one is named
+        items = []
+        for position, body in enumerate(request.items):
+            try:
+                items.append(make_item(body, max_key_bytes, reads_pairs=reads_pairs))
+            except UnreadableItem as error:
+                place = f"items[{position}].{error.field}", f"/items/{position}/{error.field}"
+                raise error.refuse(*place) from error
+        return Items.of(items)
 
 
 def decode_metadata(query: SubmissionQuery) -> dict[str, Any] | None:
@@ -391,74 +381,3 @@ def make_wanted_spec(model: str, options: OptionsBody, resources: Resources) -> 
         place = {"parameter": "truncate"} if is_stream else {"pointer": "/options/truncate"}
         raise refuse(str(error), code=InvalidOption.code, **place) from error
     return make_spec(resources.registry.card(model, need=find_need(wanted)), wanted)
-
-
-def make_inflater(request: Request, settings: Settings) -> Inflater | None:
-    """Return an Inflater for a gzip body, or None for a plain one. Raise Problem for another Content-Encoding."""
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding in ("identity", ""):
-        return None
-    if encoding in ("gzip", "x-gzip"):
-        return Inflater(Limit.of(settings, "max_gzip_ratio"))
-    raise Problem(
-        415,
-        "unsupported-encoding",
-        f"Unsupported Content-Encoding {encoding}: send gzip or none.",
-        headers={"Accept-Encoding": "gzip"},
-    )
-
-
-async def read_blocks(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body in blocks of at least BLOCK_BYTES; only the last block may be smaller."""
-    parts: list[bytes] = []
-    num_bytes = 0
-    async for part in request.stream():
-        parts.append(part)
-        num_bytes += len(part)
-        if num_bytes >= BLOCK_BYTES:
-            yield b"".join(parts)
-            parts, num_bytes = [], 0
-    if num_bytes:
-        yield b"".join(parts)
-
-
-async def read_body(request: Request, settings: Settings, hold: Hold) -> bytes:
-    """Return the whole body, decompressed. Its bytes are reserved with `hold`, which limits those in memory.
-
-    Raise Problem as soon as the body is too large, by itself or together with other bodies in memory.
-    """
-    names = ("max_json_bytes", "max_json_bytes_at_once")
-    limit = min((Limit.of(settings, name) for name in names), key=lambda limit: limit.value)
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit.value:
-        raise body_too_large(limit)
-    inflater = make_inflater(request, settings)
-    parts: list[bytes] = []
-    num_bytes = 0
-
-    def take(piece: bytes) -> None:
-        nonlocal num_bytes
-        parts.append(piece)
-        num_bytes += len(piece)
-        if num_bytes > limit.value:
-            raise body_too_large(limit)
-        hold.take(len(piece))
-
-    async for block in read_blocks(request):
-        if inflater is None:
-            take(block)
-            continue
-        pieces = inflater.feed(block)
-        while (piece := await run_in_threadpool(next, pieces, None)) is not None:
-            take(piece)
-    if inflater:
-        inflater.finish()
-    return b"".join(parts)
-
-
-def body_too_large(limit: Limit) -> Problem:
-    return refuse_size(
-        limit,
-        f"The body has more than {limit.value} bytes ({limit.setting}); send large jobs as a stream of "
-        "application/x-ndjson.",
-    )

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 
 from api.dependencies import Resources, ResourcesDependency
 from api.door.media_types import JSON_TYPE
-from api.intake.receiving import receiving, run
+from api.intake.bodies import receiving, run
 from api.intake.requests import check_text, decode_body, locate
 from api.limits.gates import Hold
 from api.queries import Answered

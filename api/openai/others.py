@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from api.dependencies import Resources, ResourcesDependency
-from api.intake.receiving import receiving
+from api.intake.bodies import receiving
 from api.intake.requests import decode_body, locate
 from api.openai import operations
 from api.openai.embeddings import embed, read_texts, write

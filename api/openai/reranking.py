@@ -6,7 +6,7 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 
 from api.dependencies import Resources, ResourcesDependency
-from api.intake.receiving import receiving
+from api.intake.bodies import receiving
 from api.intake.requests import check_text, decode_body
 from api.openai.embeddings import read_texts
 from api.queries import Answered

@@ -11,9 +11,9 @@ from sqlalchemy import Connection
 
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.door.media_types import require_json
+from api.intake.bodies import read_body
 from api.intake.puts import Followed
 from api.intake.requests import UnreadableItem, check_key, decode_body, make_item
-from api.intake.submissions import read_body
 from api.problems import Limit, Place, Problem, refuse_size
 from api.serving import respond, serve
 from api.streams.result_columns import describe_first

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.door.media_types import JSON_TYPE
-from api.intake.receiving import SMALL_BYTES, receiving, run
+from api.intake.bodies import SMALL_BYTES, receiving, run
 from api.intake.requests import decode_body, locate
 from api.searches import Asked, read_query
 from api.serving import serve, write_answer

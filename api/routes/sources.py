@@ -11,11 +11,12 @@ from sqlalchemy import Connection
 
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.door.media_types import read_media_type, unsupported_media_type
+from api.intake.bodies import NDJSON_TYPES, make_inflater, read_blocks
 from api.intake.idempotency import IdempotencyKey
 from api.intake.intake import Intake
 from api.intake.requests import UnreadableItem
 from api.intake.requests import encode_metadata as check_values
-from api.intake.submissions import NDJSON_TYPES, LineStore, make_inflater, make_job, read_blocks
+from api.intake.submissions import LineStore, make_job
 from api.problems import refuse
 from api.serving import serve
 from vectormill.collections.collections import find_generation

@@ -128,9 +128,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a part is written although its upload was removed",
-        "vectormill/jobs/submission.py",
-        'elif connection.execute(GIVE_SIGN_OF_LIFE, {"id": self._id}).one_or_none() is None:',
-        'elif connection.execute(GIVE_SIGN_OF_LIFE, {"id": self._id}) is None:',
+        "vectormill/jobs/upload.py",
+        'elif connection.execute(GIVE_SIGN_OF_LIFE, {"id": self.id}).one_or_none() is None:',
+        'elif connection.execute(GIVE_SIGN_OF_LIFE, {"id": self.id}) is None:',
     ),
     Mutant(
         "a lease is not renewed while its chunk is committed",
@@ -1719,7 +1719,7 @@ MUTANTS: Final = (
     Mutant(
         "two first submissions to one collection wait for each other's lock",
         "vectormill/jobs/submission.py",
-        "        self._collection = None  # this",
+        "        self._upload.collection = None  # this",
         "        # this",
     ),
 )

@@ -29,7 +29,8 @@ from vectormill.jobs.deletion import delete_chunks
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.jobs import find_job
 from vectormill.jobs.operations import InputBody
-from vectormill.jobs.submission import JobWriter, find_written
+from vectormill.jobs.submission import JobWriter
+from vectormill.jobs.upload import find_written
 from vectormill.objects.cutting import ChunkLimits, Cut, choose_format, cut_object
 from vectormill.objects.input import FAIL_INPUT, FINISH_INPUT, KEEP_INPUT, HeldInput
 from vectormill.objects.output import leave_folder

@@ -19,7 +19,7 @@ from tests.protocol import SPEC, vector_of
 from vectormill import read_table
 from vectormill.client import Client
 from vectormill.files.roots import ANYWHERE
-from vectormill.jobs import submission
+from vectormill.jobs import upload
 from vectormill.jobs.jobs import find_job
 from vectormill.keys import keyring
 from vectormill.keys.api_key import make_secret
@@ -151,7 +151,7 @@ def test_keys_that_repeat_are_refused_where_asked_by_both_their_places(
     (tmp_path / "in" / "3.csv").write_text("id,body\nb,text\n7,text\nk0,text\n")
     wanted = {"unique": True}
     out = f"{tmp_path}/out/x"
-    monkeypatch.setattr(submission, "_REFERENCES_PER_PART", 2)
+    monkeypatch.setattr(upload, "REFERENCES_PER_PART", 2)
     refused = [
         (("in/*.jsonl", "in/2.parquet"), f"{folder}/1.jsonl#1 and {folder}/2.parquet#1:0 have", "'k4'"),
         (("in/2.parquet", "in/*.jsonl"), f"{folder}/2.parquet#1:0 and {folder}/2.parquet#2:0 have", "'k4'"),

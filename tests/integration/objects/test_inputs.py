@@ -30,7 +30,7 @@ from tests.s3_double import Double
 from tests.services import connected_engine
 from tests.waiting import wait_for
 from vectormill import read_table
-from vectormill.jobs import submission
+from vectormill.jobs import upload
 from vectormill.jobs.deletion import discard_stale_uploads
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.jobs import find_job
@@ -116,7 +116,7 @@ def test_objects_that_take_long_are_read_by_an_indexer_into_the_job_that_the_ans
 def test_whatever_a_request_has_read_when_its_time_is_over_no_chunk_is_there_twice(
     engine: Engine, client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submission, "_REFERENCES_PER_PART", 1)
+    monkeypatch.setattr(upload, "REFERENCES_PER_PART", 1)
     states: list[str] = []
     ticks = 0
     while not states or states[-1] == "uploading":
@@ -261,7 +261,7 @@ def test_a_store_that_is_away_is_asked_again_and_the_job_says_so(
 def test_a_reading_that_is_interrupted_anywhere_goes_on_with_the_next_chunk(
     engine: Engine, client: httpx.Client, tmp_path: Path, bucket: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submission, "_REFERENCES_PER_PART", 1)
+    monkeypatch.setattr(upload, "REFERENCES_PER_PART", 1)
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet", row_group_size=4)
     bucket.put("bucket/a.parquet", (tmp_path / "a.parquet").read_bytes())
     lines = "".join(json.dumps(row) + "\n" for row in ROWS)
@@ -379,7 +379,7 @@ def test_a_job_left_to_an_indexer_survives_the_loss_of_its_commit_s_reply(
         with monkeypatch.context() as network:
             lose_commit_reply(engine, network, is_cut=is_cut)
             with pytest.raises(OperationalError) if is_cut else nullcontext():
-                assert first.hand_over(wanted, lambda *_: None).state == "uploading"
+                assert first.hand_over(wanted, lambda *_: None)[0].state == "uploading"
         stack.enter_context(repeated).add_content(b"same")
         answered = repeated.finish()
     assert (find(engine, str(answered.id)).state, count_jobs(engine)) == ("uploading", 1)
