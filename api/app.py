@@ -57,7 +57,7 @@ from api.serving import REFERENCE, find_types
 from api.watch import Watch
 from vectormill.batches.endpoints import INPUT_SCHEMA
 from vectormill.db.session import make_engine
-from vectormill.jobs.in_use import is_model_in_use
+from vectormill.jobs.jobs import is_model_in_use
 from vectormill.keys.api_keys import require_key_beyond_loopback
 from vectormill.keys.keyring import Keyring
 from vectormill.keys.own_key import OPEN_TO_ALL

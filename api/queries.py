@@ -48,7 +48,7 @@ from vectormill.coalescer import Coalescer
 from vectormill.db.session import load_secret
 from vectormill.domain.encoding import FAIL, LATE, PASSAGES, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import EncodingTimeout, QueryLost, Unavailable
-from vectormill.jobs.waiting import explain_query_wait
+from vectormill.jobs.wait_reasons import explain_query_wait
 from vectormill.models.prompt_room import leaves_room, require_room
 from vectormill.models.registry import Registry
 from vectormill.search.search import Deadline

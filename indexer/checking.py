@@ -29,7 +29,7 @@ from vectormill.collections.removals import find_strays
 from vectormill.collections.swaps import list_lagging_twins
 from vectormill.domain.encoding import FLOAT16, FLOAT32
 from vectormill.domain.errors import CanaryFailed, EncodingTimeout
-from vectormill.jobs.twins import add_missing_twins
+from vectormill.jobs.dual_writes import add_missing_twins
 from vectormill.runs.measures import measure_recall, name_keys, scan_results
 from vectormill.runs.run import CHECKING
 from vectormill.runs.samples import compare_sample, sample_kept_texts

@@ -17,13 +17,13 @@ from sqlalchemy import Connection, Engine
 
 from indexer.context import RunContext
 from indexer.follower import Follower
-from indexer.keepers import BatchKeeper, InputKeeper, OutputKeeper
+from indexer.loops import BatchLoop, InputLoop, OutputLoop
 from indexer.phases import Tools, carry_out
 from indexer.reindexing import open_run_source
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import LeaseLost, RunCancelled
-from vectormill.jobs.in_use import is_model_in_use
+from vectormill.jobs.jobs import is_model_in_use
 from vectormill.models.registry import Registry, open_registry
 from vectormill.processes.garbage import collect_seldom
 from vectormill.processes.stopping import StopSignals
@@ -73,7 +73,7 @@ _TIDY_SECONDS: Final = 60.0
 _OUTAGE_SECONDS: Final = 1.0
 
 
-class RunKeeper(Loop):
+class RunLoop(Loop):
     """Carry out runs, each in one of as many threads as the settings allow."""
 
     def __init__(
@@ -158,7 +158,7 @@ def serve(
         database_url, application_name="vectormill indexer leases", pool_size=1, max_overflow=0
     )
     owner = name_owner()
-    runs = RunKeeper(database_url, settings, registry, owner, open_source)
+    runs = RunLoop(database_url, settings, registry, owner, open_source)
     heartbeat = threading.Thread(
         target=_beat, args=(runs, heart, settings.heartbeat_seconds, stop), name="heartbeat"
     )
@@ -167,9 +167,9 @@ def serve(
         with (
             runs,
             Follower(database_url, settings, registry),
-            BatchKeeper(database_url, settings, registry, owner),
-            InputKeeper(database_url, settings, owner),
-            OutputKeeper(database_url, settings, owner),
+            BatchLoop(database_url, settings, registry, owner),
+            InputLoop(database_url, settings, owner),
+            OutputLoop(database_url, settings, owner),
         ):
             stop.wait()
     finally:
@@ -178,7 +178,7 @@ def serve(
         heart.dispose()
 
 
-def _beat(runs: RunKeeper, heart: Engine, seconds: float, stop: threading.Event) -> None:
+def _beat(runs: RunLoop, heart: Engine, seconds: float, stop: threading.Event) -> None:
     """Send the heartbeat: renew the leases of all runs, and record that this indexer is alive.
 
     Leases stay valid until they expire if Postgres cannot be reached. Once `stop` is set, this ends at once, since all

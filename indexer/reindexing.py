@@ -12,7 +12,8 @@ was interrupted.
 
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 from uuid import UUID, uuid4
@@ -20,20 +21,30 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection
 
 from indexer.context import ClaimProgress, RunContext, Target, Wait, find_target, make_target
-from indexer.filling import end_fill
-from vectormill.collections.collection import BUILDING
+from vectormill.collections.collection import BUILDING, Generation
 from vectormill.collections.collections import find_generation
 from vectormill.collections.deletions import hold_deletions_of
-from vectormill.collections.fills import open_fill
+from vectormill.collections.fills import (
+    close_fill,
+    compose_indexes,
+    finish_fill,
+    has_fill,
+    merge_rows,
+    open_fill,
+)
+from vectormill.collections.generation_tables import filled_names
+from vectormill.collections.generations import find_written
+from vectormill.collections.indexes import analyze_table, run_build
 from vectormill.collections.items import remove_items
 from vectormill.collections.swaps import open_target_generation
+from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.errors import JobNotFound, RunError, SourceFailed
 from vectormill.jobs.deletion import discard_upload
+from vectormill.jobs.dual_writes import add_missing_twins
+from vectormill.jobs.duplicate_keys import DuplicateFinder
 from vectormill.jobs.job import CANCELLED, DEFAULT_PRIORITY, UPLOADING, Job, NewJob
 from vectormill.jobs.jobs import draw_seq, find_job
-from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.jobs.submission import JobWriter
-from vectormill.jobs.twins import add_missing_twins
 from vectormill.runs.differences import (
     CHANGED,
     METADATA_ONLY,
@@ -88,7 +99,7 @@ class _Ahead:
         self._source = source
         self._queue: queue.Queue[Rows | BaseException | None] = queue.Queue(_AHEAD)
         self._is_over = threading.Event()
-        self._keys = KeyLedger()
+        self._keys = DuplicateFinder()
         # A daemon thread, because a source may block for minutes after the run has failed.
         threading.Thread(target=self._read, name="source", daemon=True).start()
 
@@ -579,3 +590,38 @@ def delete_vanished(context: RunContext, progress: ClaimProgress) -> None:
             num_deleted = remove_items(connection, target.generation, gone, [run.seq] * len(gone))
             progress.save(connection, num_deleted=num_deleted)
         after = vanished[-1][0]
+
+
+# The scrubber of texts may be reading the fill.
+PATIENCE_SECONDS: Final = 600.0
+
+
+def end_fill(context: RunContext, generation_id: int) -> None:
+    """Make the rows of the generation's fill, if it has one, ordinary rows. Raise Conflict if it was discarded."""
+    with context.engine.connect() as connection:
+        if not has_fill(connection, generation_id):
+            return
+
+    def pause(seconds: float) -> None:
+        context.check()
+        # This waits between two tries for a lock. A run that was cancelled or lost ends before the next one.
+        time.sleep(seconds)
+
+    def act(step: Callable[[Connection, Generation], None]) -> Generation:
+        def hold_and_act(connection: Connection) -> Generation:
+            context.hold(connection)  # first, because a run that was cancelled or lost must change nothing
+            generation = find_written(connection, generation_id)
+            step(connection, generation)
+            return generation
+
+        context.check()
+        return act_in_short_locks(context.engine, hold_and_act, patience_seconds=PATIENCE_SECONDS, wait=pause)
+
+    generation = act(close_fill)
+    for statement in compose_indexes(generation):
+        run_build(context.engine, generation_id, statement, {}, lambda _: context.check())
+    with context.engine.begin() as connection:
+        for name in filled_names(generation_id):
+            analyze_table(connection, name)
+    act(merge_rows)  # most of it before anybody has to wait
+    act(finish_fill)

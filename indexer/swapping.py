@@ -23,7 +23,7 @@ from vectormill.collections.swaps import (
 )
 from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.errors import SwapRefused
-from vectormill.jobs.twins import add_missing_twins
+from vectormill.jobs.dual_writes import add_missing_twins
 from vectormill.runs.run import SWAPPING
 
 logger = logging.getLogger(__name__)

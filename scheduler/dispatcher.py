@@ -39,7 +39,6 @@ from vectormill.jobs.dispatch import (
 )
 from vectormill.jobs.job import INTERACTIVE_PRIORITY
 from vectormill.tracing import span
-from vectormill.workers.workers import ALIVE_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +155,7 @@ class Dispatcher:
 
     def _mark(self) -> list[Dispatch]:
         with self._engine.begin() as connection:
-            rooms = list_rooms(connection, ALIVE_SECONDS)
+            rooms = list_rooms(connection)
             models = [room.model for room in rooms]
             if self._clock() >= self._aged_due:
                 self._aged = list_aged_jobs(connection, models, self._ageing_seconds, MAX_AGED)

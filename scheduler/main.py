@@ -17,9 +17,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from scheduler.dispatcher import Dispatcher
 from scheduler.index_maintainer import IndexMaintainer
-from scheduler.mender import Mender
 from scheduler.pruner import Pruner
-from scheduler.reaper import Reaper
+from scheduler.reaper import Mender, Reaper
 from scheduler.webhooks import WebhookSender
 from vectormill.broker.app import make_app
 from vectormill.broker.doorbell import WakeUpSubscriber

@@ -30,8 +30,8 @@ from vectormill.jobs.deletion import (
     discard_stale_uploads,
     lock_discarded_job,
 )
-from vectormill.jobs.failing import fail_waiting_chunks, find_stuck_jobs
 from vectormill.jobs.partitions import delete_removed, keep_partitions, shrink_partitions
+from vectormill.jobs.wait_reasons import fail_waiting_chunks, find_stuck_jobs
 from vectormill.runs.runs import prune_runs
 from vectormill.sources.pushes import prune_pushes
 from vectormill.webhooks.webhooks import prune_deliveries

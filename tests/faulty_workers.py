@@ -10,8 +10,8 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Engine
 
-from scheduler import mender
-from scheduler.mender import Mender
+from scheduler import reaper
+from scheduler.reaper import Mender
 from tests.database import ask, execute
 from tests.protocol import SPEC, register_worker
 from vectormill.workers.proofs import begin_period, fail_period, list_unrepaired_periods, prove_period
@@ -56,7 +56,7 @@ class ProvenWorker:
 def mend_pages(engine: Engine, current: Mender, num_pages: int) -> bool:
     """Let a round of the mender's read so many pages of two chunks. Return whether a period is left to be repaired."""
     clock = chain(repeat(0.0, 1 + num_pages), repeat(1.0))
-    with patch.object(mender, "PAGE_CHUNKS", 2), patch.object(mender, "time") as time:
+    with patch.object(reaper, "PAGE_CHUNKS", 2), patch.object(reaper, "time") as time:
         time.monotonic.side_effect = lambda: next(clock)
         current.mend()
     return bool(ask(engine, list_unrepaired_periods))

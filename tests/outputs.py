@@ -15,7 +15,7 @@ from vectormill.files.roots import ANYWHERE
 from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import Job
-from vectormill.objects import closing
+from vectormill.objects import parts
 from vectormill.objects.output import CLOSING, HeldOutput, claim_output
 from vectormill.work.loop import handing_back
 from worker.chunk.commit import PostgresSink
@@ -35,11 +35,11 @@ def keep_outputs(engine: Engine, grace_seconds: float = 0, part_bytes: int = 1) 
         held = HeldOutput(
             engine=engine, lease=claimed[0], is_stopping=lambda: False, place=claimed[1], roots=ANYWHERE
         )
-        with handing_back(engine, claimed[0]), patch.object(closing, "PART_BYTES", part_bytes):
+        with handing_back(engine, claimed[0]), patch.object(parts, "PART_BYTES", part_bytes):
             if claimed[0].state == CLOSING:
-                closing.close_output(held, grace_seconds)
+                parts.close_output(held, grace_seconds)
             else:
-                closing.sweep(held, grace_seconds)
+                parts.sweep(held, grace_seconds)
 
 
 def finish(engine: Engine, claimed: Claim) -> None:

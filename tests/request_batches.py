@@ -10,7 +10,7 @@ import httpx
 import openai
 from sqlalchemy import Engine
 
-from indexer.keepers import keep_next
+from indexer.loops import keep_next
 from tests.api_server import encode_waiting
 from tests.database import execute
 from vectormill.models.registry import Registry

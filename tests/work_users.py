@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from sqlalchemy import Connection, Engine, text
 
 from indexer.context import RunContext
-from indexer.keepers import process_batch
+from indexer.loops import process_batch
 from indexer.phases import Tools, carry_out
 from scheduler.webhooks import attempt
 from tests.api_server import encode_waiting
@@ -45,13 +45,12 @@ from vectormill.jobs.jobs import cancel_job
 from vectormill.jobs.operations import InputBody
 from vectormill.jobs.submission import JobWriter
 from vectormill.models.registry import Registry
-from vectormill.objects.closing import close_output, sweep
 from vectormill.objects.input import INPUT, HeldInput, claim_input
 from vectormill.objects.manifest import MANIFEST, read_manifest
 from vectormill.objects.output import CLOSING, OUTPUT, HeldOutput, claim_output
-from vectormill.objects.parts import STAGED
+from vectormill.objects.parts import STAGED, close_output, sweep
+from vectormill.objects.reading import add_objects, read_input
 from vectormill.objects.store import list_folder, write_object
-from vectormill.objects.submission import add_objects, read_input
 from vectormill.runs.differences import drop_left_stages
 from vectormill.runs.runs import COUNT_NAMES, RUNS, cancel_run, claim_run, find_run
 from vectormill.settings import Settings

@@ -39,7 +39,7 @@ COMMENTS = {
     "COLUMN chunks.estimated_tokens": "By TokenEstimate in vectormill/jobs/chunk.py.",
     "COLUMN chunks.proof_id": "The period between two proofs of a worker in which the results were computed; NULL if unknown.",
     "COLUMN chunks.is_suspect": "The results were computed by a faulty model process and cannot be encoded again "
-    "(vectormill/jobs/mending.py); NULL means no.",
+    "(vectormill/jobs/recomputation.py); NULL means no.",
     "INDEX ix_chunks_job_id_seq": "Not unique, because that would keep chunks from being partitioned by id (decision 0056). "
     "A transaction that numbers chunks has created the job itself, or holds the lock of its row.",
     "INDEX ix_chunks_held": "Not on lease_until, because each renewal would then update every index of the table. Few chunks are "

@@ -8,10 +8,9 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 
-from api.console.console import Console, ConsoleDependency
-from api.console.pages import Page
+from api.console.console import Console, ConsoleDependency, Page
 from api.cursors import cut_page, decode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.problems import Problem
@@ -186,15 +185,15 @@ async def get_search(
     limit: int = 10,
 ) -> HTMLResponse:
     """Return the page with the hits of a search in a collection. Raise CollectionNotFound."""
-    found = await run_in_threadpool(load_description, resources.engine, name)
+
+    def load() -> CollectionDescription:
+        with resources.engine.connect() as connection:
+            return describe_collection(connection, name)
+
+    found = await run_in_threadpool(load)
     form = SearchForm(q, like, mode, filters, limit)
     outcome = await search(resources, name, form, has_texts=found.row.keep_text)
     return console.page(request, "search.html", found=found, form=form, outcome=outcome)
-
-
-def load_description(engine: Engine, name: str) -> CollectionDescription:
-    with engine.connect() as connection:
-        return describe_collection(connection, name)
 
 
 async def search(resources: Resources, name: str, form: SearchForm, *, has_texts: bool) -> SearchOutcome:

@@ -5,12 +5,17 @@ with each message.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, TypeVar, cast
+from urllib.parse import quote, urlencode
 
-from fastapi import Depends, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
@@ -18,11 +23,14 @@ from starlette.types import Scope
 
 from api.console import words
 from api.console.history import Histories
-from api.dependencies import Resources
+from api.dependencies import Resources, ResourcesDependency
 from api.event_stream import EventStream
+from api.problems import Problem
 from api.watch import Watch
 from vectormill.collections.collection import find_kind
 from vectormill.collections.sizing import describe_bytes
+from vectormill.domain.errors import NotFound
+from vectormill.domain.states import IDLE
 from vectormill.jobs.job import JOB_STATE_BY_NAME
 from vectormill.keys.api_key import WRITE, includes
 from vectormill.runs.run import STEERABLE_RUN_STATES
@@ -40,7 +48,7 @@ MEDIA_TYPES: Final = {
 FOR_EVER: Final = "public, max-age=31536000, immutable"
 DIGEST_LETTERS: Final = 12
 
-FILTERS: Final = {
+FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "count": words.tell_count,
     "about": words.tell_about,
     "bytes": describe_bytes,
@@ -50,12 +58,12 @@ FILTERS: Final = {
     "duration": words.tell_duration,
     "moment": words.format_moment,
     "ago": words.tell_ago,
-    "state": words.tell_state,
-    "tone": words.tell_tone,
-    "stage": words.tell_stage,
+    "state": lambda state: state.replace("_", " "),
+    "tone": lambda state: words.TONES.get(state, IDLE),
+    "stage": lambda stage: words.STAGE_WORDS.get(stage, stage),
     "sentence": words.tell_sentence,
-    "query": words.tell_query,
-    "json": words.tell_json,
+    "query": lambda given: urlencode({name: value for name, value in given.items() if value is not None}),
+    "json": partial(json.dumps, ensure_ascii=False),
     "excerpt": words.tell_excerpt,
     "kind": find_kind,
 }
@@ -210,3 +218,134 @@ class LiveStream(EventStream[Rendered]):
 def write_message(html: str) -> str:
     """Return an unnamed event with the text, each line of which becomes a data line."""
     return "".join(f"data: {line}\n" for line in html.splitlines()) + "\n"
+
+
+LIVE: Final = "/console/live"
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A page of the console.
+
+    `read(connection, console, ...)` returns the view that `template` shows; its further parameters come from
+    the request, and also fill in the title. `above` is a template for the part of the page that is not
+    updated live. The values of `actions` are the functions of buttons, called with the resources and the
+    path's parameter. `is_last` returns whether a view is final, which ends the live stream.
+    """
+
+    path: str
+    title: str
+    template: str
+    read: Callable[..., Any]
+    lead: str = ""
+    above: str | None = None
+    actions: Mapping[str, Callable[[Resources, Any], object]] = field(default_factory=dict)
+    is_last: Callable[[Any], bool] = lambda view: False
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A request for a page: its parameters, and whether the visitor may write."""
+
+    page: Page
+    given: dict[str, Any]
+    can_write: bool
+
+    @property
+    def title(self) -> str:
+        return self.page.title.format_map(self.given)
+
+    @property
+    def key(self) -> str:
+        """Return the key of the live view: visits with the same key see the same content."""
+        return f"{self.page.path} {self.given} {self.can_write}"
+
+    def read(self, resources: Resources, console: Console) -> tuple[Any, Rendered]:
+        """Return the view and its rendered part. Raise NotFound when its subject does not exist."""
+        with resources.engine.connect() as connection:
+            view = self.page.read(connection, console, **self.given)
+        html = console.render(self.page.template, None, view=view, can_write=self.can_write)
+        return view, Rendered(html, self.page.is_last(view))
+
+    def follow(self, resources: Resources, console: Console) -> Rendered:
+        """Return the rendered part as it is now; a subject that was removed meanwhile is shown as gone."""
+        try:
+            return self.read(resources, console)[1]
+        except NotFound:
+            return Rendered(console.render("gone.html", None, title=self.title), is_last=True)
+
+
+def make_router(pages: Sequence[Page]) -> APIRouter:
+    """Return a router with the routes of these pages."""
+    router = APIRouter(include_in_schema=False)
+    for page in pages:
+        add_page(router, page)
+    return router
+
+
+def add_page(router: APIRouter, page: Page) -> None:
+    """Add the routes of a page: the page itself, its live stream, and its actions."""
+    parameters = Depends(take_parameters(page.read))
+
+    async def get_page(
+        request: Request,
+        resources: ResourcesDependency,
+        console: ConsoleDependency,
+        visitor: VisitorDependency,
+        given: Annotated[dict[str, Any], parameters],
+    ) -> HTMLResponse:
+        visit = Visit(page, given, visitor.can_write)
+        view, part = await run_in_threadpool(visit.read, resources, console)
+        live = LIVE + quote(request.scope["path"].removeprefix(ROOT))
+        if request.url.query:
+            live += f"?{request.url.query}"
+        return console.page(
+            request, "page.html", page=page, title=visit.title, view=view, part=part, live=live
+        )
+
+    async def get_live(
+        resources: ResourcesDependency,
+        console: ConsoleDependency,
+        visitor: VisitorDependency,
+        given: Annotated[dict[str, Any], parameters],
+    ) -> LiveStream:
+        visit = Visit(page, given, visitor.can_write)
+        return LiveStream(resources, console.views, visit.key, lambda: visit.follow(resources, console))
+
+    def post_action(
+        resources: ResourcesDependency,
+        console: ConsoleDependency,
+        visitor: VisitorDependency,
+        action: str,
+        given: Annotated[dict[str, Any], parameters],
+    ) -> HTMLResponse:
+        """Carry out an action, and return the part as it is afterwards."""
+        find_action(page.actions, action)(resources, *given.values())
+        return HTMLResponse(Visit(page, given, visitor.can_write).read(resources, console)[1].html)
+
+    router.add_api_route(page.path, get_page, methods=["GET"])
+    router.add_api_route(LIVE + page.path.removeprefix(ROOT), get_live, methods=["GET"])
+    if page.actions:
+        router.add_api_route(f"{page.path}/{{action}}", post_action, methods=["POST"])
+
+
+def take_parameters(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a FastAPI dependency for the parameters of `read` other than the connection and the console."""
+
+    async def take(**given: Any) -> dict[str, Any]:
+        return given
+
+    parameters = list(inspect.signature(read).parameters.values())[2:]
+    take.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return take
+
+
+def find_action(actions: Mapping[str, Row], name: str) -> Row:
+    """Return the action of this name. Raise Problem if there is none."""
+    if name not in actions:
+        raise Problem(
+            404, "not-found", f"Unknown action {name[:40]!r}; expected one of: {', '.join(actions)}."
+        )
+    return actions[name]

@@ -7,9 +7,15 @@ one with a bearer key needs none.
 
 import contextlib
 import functools
+import hashlib
+import hmac
 import json
 import secrets
+import struct
 import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as NotBase64
+from collections.abc import Sequence
 from http.cookies import CookieError, SimpleCookie
 from typing import Final
 from urllib.parse import quote
@@ -20,13 +26,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.console.console import ROOT, STATIC_PREFIX, Console, Visitor
-from api.console.sessions import SESSION_COOKIE, VISIT_COOKIE, make_csrf_token, open_session
 from api.door.admission import LOGIN
 from api.door.keys import KEY_HEADERS, find_keys, scope_missing
 from api.door.machine import MachineUsers
 from api.door.scopes import SAFE_METHODS
 from api.problems import MEDIA_TYPE, Problem
-from vectormill.keys.api_key import ADMIN, READ, WRITE, includes
+from vectormill.keys.api_key import ADMIN, READ, WRITE, hash_secret, includes
 from vectormill.keys.api_keys import CachedKey
 from vectormill.keys.keyring import Keyring
 
@@ -222,3 +227,58 @@ def read_cookies(headers: Headers) -> dict[str, str]:
         return {name: morsel.value for name, morsel in SimpleCookie(headers.get("cookie", "")).items()}
     except CookieError:
         return {}
+
+
+SESSION_COOKIE: Final = "vectormill_console"
+# The key has to be entered again this long after a login.
+SESSION_SECONDS: Final = 12 * 3600
+NONCE_BYTES: Final = 16
+# The key's id, the end of the session (seconds since 1970), and a nonce.
+HEAD: Final = struct.Struct(f">QQ{NONCE_BYTES}s")
+# A key has up to 132 letters, so a longer cookie is rejected before base64 is decoded.
+MAX_LETTERS: Final = 400
+
+
+def seal_session(key: CachedKey, secret: str, now: float) -> str:
+    """Return the session cookie. `secret` is the secret of `key`; `now` is in seconds since 1970."""
+    head = HEAD.pack(key.id, int(now) + SESSION_SECONDS, secrets.token_bytes(NONCE_BYTES))
+    return urlsafe_b64encode(head + _mask(secret.encode(), key.hash, head)).decode()
+
+
+def open_session(keys: Sequence[CachedKey], cookie: str, now: float) -> CachedKey | None:
+    """Return the key with which the session began; None when it has expired, is invalid, or its key is gone."""
+    if len(cookie) > MAX_LETTERS:
+        return None
+    try:
+        sealed = urlsafe_b64decode(cookie.encode("ascii"))
+    except (NotBase64, ValueError):
+        return None
+    if len(sealed) <= HEAD.size:
+        return None
+    head, rest = sealed[: HEAD.size], sealed[HEAD.size :]
+    key_id, ends_at, _ = HEAD.unpack(head)
+    key = next((key for key in keys if key.id == key_id), None)
+    if key is None or key.is_expired or ends_at <= now:
+        return None
+    secret = _mask(rest, key.hash, head).decode("utf-8", "surrogateescape")
+    return key if hmac.compare_digest(hash_secret(secret), key.hash) else None
+
+
+def _mask(content: bytes, key_hash: bytes, head: bytes) -> bytes:
+    """Return content XOR a keystream of HMAC-SHA-256 in counter mode. Applied twice, it returns the content.
+
+    The keystream is derived from `key_hash` and `head`.
+    """
+    stream = b""
+    while len(stream) < len(content):
+        block = len(stream).to_bytes(4) + head
+        stream += hmac.digest(key_hash, b"vectormill console session" + block, hashlib.sha256)
+    return bytes(ours ^ theirs for ours, theirs in zip(content, stream, strict=False))
+
+
+VISIT_COOKIE: Final = "vectormill_visit"
+
+
+def make_csrf_token(cookie: str) -> str:
+    """Return the CSRF token of a cookie. Only our pages know it, because no script can read the cookie."""
+    return hmac.digest(cookie.encode(), b"vectormill console csrf", hashlib.sha256).hex()

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query
 from pydantic import BeforeValidator
 from sqlalchemy import Connection
 
-from api.console.console import Console
+from api.console.console import Console, Page
 from api.console.history import (
     BUSY_STAGES,
     Interval,
@@ -21,7 +21,6 @@ from api.console.history import (
     find_runs,
     share_of,
 )
-from api.console.pages import Page
 from api.console.words import round_shares
 from api.cursors import cut_page, decode_cursor
 from api.dependencies import JobId, ResourcesDependency
@@ -44,7 +43,7 @@ from vectormill.jobs.job import (
 )
 from vectormill.jobs.jobs import ItemError, find_job, list_item_errors, list_jobs
 from vectormill.jobs.operations import ResultQuery, VectorQuery
-from vectormill.jobs.waiting import explain_waits
+from vectormill.jobs.wait_reasons import explain_waits
 from vectormill.workers.workers import REDIS_AWAY, REDIS_FULL, SCHEDULER, count_workers, list_signs_of_life
 
 router = APIRouter(include_in_schema=False)

@@ -10,10 +10,17 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 from api.console import collections, jobs, schedules, submission, workers
-from api.console.console import ROOT, Console, ConsoleDependency
-from api.console.guard import FORGED, HOME, LOGOUT, REFERENCE, write_cookie
-from api.console.pages import Page, make_router
-from api.console.sessions import SESSION_COOKIE, SESSION_SECONDS, seal_session
+from api.console.console import ROOT, Console, ConsoleDependency, Page, make_router
+from api.console.guard import (
+    FORGED,
+    HOME,
+    LOGOUT,
+    REFERENCE,
+    SESSION_COOKIE,
+    SESSION_SECONDS,
+    seal_session,
+    write_cookie,
+)
 from api.door.admission import LOGIN
 from api.door.machine import MachineUsers
 from api.problems import Problem

@@ -8,8 +8,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Response
 from sqlalchemy import Connection
 
-from api.console.console import Console
-from api.console.pages import Page, find_action
+from api.console.console import Console, Page, find_action
 from api.cursors import cut_page, decode_cursor
 from api.dependencies import Resources, ResourcesDependency
 from api.routes.runs import RunId

@@ -1,15 +1,13 @@
 """Words: numbers, times and states as the console writes them. All functions are pure."""
 
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
-from urllib.parse import urlencode
+from typing import Final
 
 from markupsafe import Markup, escape
 
 from vectormill.collections.collection import GENERATION_STATE_BY_NAME
-from vectormill.domain.states import BAD, GOOD, IDLE
+from vectormill.domain.states import BAD, GOOD
 from vectormill.jobs.bottleneck import COLLATE, COLLECT, LOAD, PERSIST, QUEUE, RUN, TOKENIZE, WAIT
 from vectormill.jobs.job import JOB_STATE_BY_NAME
 from vectormill.runs.run import RUN_STATE_BY_NAME
@@ -19,6 +17,7 @@ MINUTE: Final = 60
 HOUR: Final = 60 * MINUTE
 DAY: Final = 24 * HOUR
 MOST_SHOWN_CHARS: Final = 600
+# A stage of a chunk, or what limits a job, for a reader who does not know the code.
 STAGE_WORDS: Final = {
     LOAD: "reading texts",
     TOKENIZE: "tokenizer",
@@ -83,11 +82,6 @@ def round_shares(shares: Sequence[float]) -> list[int]:
     return rounded
 
 
-def tell_stage(stage: str) -> str:
-    """Return a stage of a chunk, or what limits a job, in words for a reader who does not know the code."""
-    return STAGE_WORDS.get(stage, stage)
-
-
 def tell_duration(seconds: float | None) -> str:
     """Format a duration: 8 s, 3 min 20 s, 4 h 05 min, 3 d 2 h."""
     if seconds is None:
@@ -118,32 +112,12 @@ def tell_ago(moment: datetime | None, now: datetime | None = None) -> str:
     return f"{seconds:.0f} s ago"
 
 
-def tell_tone(state: str) -> str:
-    """Return the CSS class of a state of a job, a run, a generation, an index, a schedule or a worker."""
-    return TONES.get(state, IDLE)
-
-
-def tell_state(state: str) -> str:
-    """Return a state with spaces for underscores, such as `completed with errors`."""
-    return state.replace("_", " ")
-
-
 def tell_sentence(sentence: str) -> Markup:
     """Return a sentence as HTML, with the text between backticks marked as code."""
     parts = [escape(part) for part in sentence.split("`")]
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(parts)
     )
-
-
-def tell_query(parameters: dict[str, str | None]) -> str:
-    """Return the query string of a URL, without parameters that are None."""
-    return urlencode({name: value for name, value in parameters.items() if value is not None})
-
-
-def tell_json(value: Any) -> str:
-    """Return a value as JSON text, which the template must escape."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def tell_excerpt(text: str) -> str:

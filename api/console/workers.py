@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection
 
-from api.console.console import Console
-from api.console.pages import Page
+from api.console.console import Console, Page
 from vectormill.domain.errors import NotFound
 from vectormill.workers.plan_picture import (
     describe_layers,

@@ -11,11 +11,11 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 from uuid import UUID
 
 from fastapi.concurrency import run_in_threadpool
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.intake.intake import Intake
@@ -40,6 +40,8 @@ YOUNG_PAUSE_SECONDS: Final = 0.01
 OLD_PAUSE_SECONDS: Final = 0.05
 REMOVE_SECONDS: Final = 0.5
 AWAY_SECONDS: Final = 0.5
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -165,11 +167,18 @@ class Puts:
         try:
             while self._open:
                 await asyncio.sleep(self._choose_pause())
-                if self._is_stopping():
-                    self._let_go()
+                if self._is_stopping():  # callers return without an outcome
+                    for followed in self._open.values():
+                        followed.is_told = True
+                        followed.ended.set_result(None)
+                    self._open.clear()
                     return
                 try:
-                    await self._look()
+                    for end in await run_in_threadpool(
+                        self._in_transaction, find_ended_puts, list(self._open)
+                    ):
+                        if (ended := self._open.pop(end.job_id, None)) is not None:
+                            ended.ended.set_result(end)
                 except SQLAlchemyError as error:
                     logger.warning("Cannot read the jobs of puts; retrying: %s", error)
                     await asyncio.sleep(AWAY_SECONDS)
@@ -179,23 +188,6 @@ class Puts:
     def _choose_pause(self) -> float:
         youngest = self._clock() - max(followed.began for followed in self._open.values())
         return YOUNG_PAUSE_SECONDS if youngest < YOUNG_SECONDS else OLD_PAUSE_SECONDS
-
-    async def _look(self) -> None:
-        for end in await run_in_threadpool(self._load_ends, list(self._open)):
-            followed = self._open.pop(end.job_id, None)
-            if followed is not None:
-                followed.ended.set_result(end)
-
-    def _load_ends(self, job_ids: list[UUID]) -> list[PutEnd]:
-        with self._engine.connect() as connection:
-            return find_ended_puts(connection, job_ids)
-
-    def _let_go(self) -> None:
-        """Let all waiting callers return without an outcome, since this process is stopping."""
-        for followed in self._open.values():
-            followed.is_told = True
-            followed.ended.set_result(None)
-        self._open.clear()
 
     # -- removing -----------------------------------------------------------------------------------------------------
 
@@ -210,12 +202,12 @@ class Puts:
         self._remover = None
         answered, self._answered = self._answered, []
         try:
-            await run_in_threadpool(self._delete, answered)
+            await run_in_threadpool(self._in_transaction, delete_ended_puts, answered)
         except SQLAlchemyError as error:
             logger.warning(
                 "Cannot remove %d jobs of puts; the pruner will remove them: %s", len(answered), error
             )
 
-    def _delete(self, job_ids: list[UUID]) -> None:
+    def _in_transaction(self, act: Callable[[Connection, list[UUID]], T], job_ids: list[UUID]) -> T:
         with self._engine.begin() as connection:
-            delete_ended_puts(connection, job_ids)
+            return act(connection, job_ids)

@@ -8,11 +8,14 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import msgspec
+from fastapi import Depends, Header, Request
 
+from api.door.keys import find_key_id
 from api.problems import Place, Problem, name_parameter, refuse
+from vectormill.db.idempotency import own_idempotency_key
 from vectormill.domain.encoding import LATE
 from vectormill.domain.errors import InvalidItem
 from vectormill.domain.task import JUDGE
@@ -166,3 +169,31 @@ def encode_metadata(metadata: dict[str, Any]) -> bytes:
         return values.encode_metadata(metadata, is_json=True)
     except ValueError as error:
         raise UnreadableItem("metadata", f"the metadata {error}") from None
+
+
+SENDABLE: Final = re.compile(r"[\x20-\x7e]{1,255}")
+# A key has 1 to 255 visible ASCII characters, with spaces between them.
+KEY_PATTERN: Final = "^[!-~]([ -~]{0,253}[!-~])?$"
+
+
+async def read_idempotency_key(
+    request: Request,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            description="Repeating a request with the same key and content returns what the first one "
+            "created, and never creates a second.",
+            json_schema_extra={"anyOf": [{"type": "string", "pattern": KEY_PATTERN}, {"type": "null"}]},
+        ),
+    ] = None,
+) -> str | None:
+    """Return the Idempotency-Key as stored, distinct for each API key, or None. Raise Problem if it is malformed."""
+    if idempotency_key is None:
+        return None
+    if not SENDABLE.fullmatch(idempotency_key):
+        reason = "Idempotency-Key must have 1 to 255 visible ASCII characters."
+        raise refuse(reason, header="Idempotency-Key")
+    return own_idempotency_key(idempotency_key, find_key_id(request))
+
+
+IdempotencyKey = Annotated[str | None, Depends(read_idempotency_key)]

@@ -53,15 +53,15 @@ from vectormill.jobs.operations import (
     describe_job,
 )
 from vectormill.jobs.submission import JobWriter
-from vectormill.jobs.waiting import make_job_body, refuse_unserved
+from vectormill.jobs.wait_reasons import make_job_body, refuse_unserved
 from vectormill.keys.api_key import ADMIN, SOURCES
 from vectormill.models.registry import make_spec
 from vectormill.models.suggestions import find_need
 from vectormill.objects.iceberg import SCHEME, check_table_url
+from vectormill.objects.reading import add_objects, find_inputs, refuse_unfit_columns
 from vectormill.objects.store import normalize, refuse_outside
-from vectormill.objects.submission import add_objects, find_inputs, refuse_unfit_columns
-from vectormill.quotes.objects import WHOLE_BYTES, sample_objects, sample_whole
-from vectormill.quotes.trial import JobTrial
+from vectormill.quotes.dry_run import DryRunWriter
+from vectormill.quotes.sampling import WHOLE_BYTES, sample_objects, sample_whole
 from vectormill.settings import Settings
 from vectormill.sources.operations import QuoteRequest
 from vectormill.sources.pushes import PushWriter
@@ -76,7 +76,7 @@ OUTPUT_NOT_NAMED: Final = (
 
 # A dry run is answered by a quote.
 Submitted = JobBody | QuoteBody
-AnyWriter = JobWriter | JobTrial
+AnyWriter = JobWriter | DryRunWriter
 
 
 async def receive_job(
@@ -231,7 +231,7 @@ def open_any(new_job: NewJob, resources: Resources, intake: Intake, *, is_dry: b
     """Return the writer of a job, or a trial that stores nothing."""
     admit = partial(admit_job, new_job, intake)
     if is_dry:
-        return JobTrial(resources.engine, new_job, resources.settings, resources.registry, admit)
+        return DryRunWriter(resources.engine, new_job, resources.settings, resources.registry, admit)
     return JobWriter(resources.engine, new_job, resources.settings, admit=admit)
 
 
@@ -261,7 +261,7 @@ def quote_objects(wanted: InputBody, new_job: NewJob, resources: Resources, inta
     """Return the quote of the job of some objects: of all their rows if they are small, else of parts of them."""
     settings = resources.settings
     admit = partial(admit_job, new_job, intake)
-    with JobTrial(resources.engine, new_job, settings, resources.registry, admit) as trial:
+    with DryRunWriter(resources.engine, new_job, settings, resources.registry, admit) as trial:
         until = time.monotonic() + READING_SECONDS
 
         def keep() -> None:
@@ -284,7 +284,7 @@ def quote_objects(wanted: InputBody, new_job: NewJob, resources: Resources, inta
 
 def finish(writer: AnyWriter, resources: Resources) -> Submitted:
     """Commit the job, and return its body as of the same transaction, with the reason why it waits."""
-    if isinstance(writer, JobTrial):
+    if isinstance(writer, DryRunWriter):
         return writer.finish()
     return describe_submitted(writer, resources, *writer.finish_with(make_job_body))
 

@@ -8,8 +8,8 @@ from sqlalchemy import Connection
 
 from api.dependencies import ResourcesDependency
 from api.intake.file_uploads import receive_file
-from api.intake.idempotency import IdempotencyKey
 from api.intake.intake import Intake
+from api.intake.requests import IdempotencyKey
 from api.problems import refuse
 from api.serving import serve
 from api.streams.vector_streams import PieceResponse, start_reading

@@ -9,13 +9,15 @@ from sqlalchemy import Connection
 from api.cursors import cut_page, decode_cursor, encode_cursor
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.event_stream import EventStream
-from api.intake.idempotency import IdempotencyKey
+from api.intake.requests import IdempotencyKey
 from api.intake.submissions import receive_job
 from api.problems import refuse
 from api.serving import respond, serve, write_answer
 from vectormill.batches.batches import refuse_job_of_batch
 from vectormill.jobs import operations
+from vectormill.jobs.chunks import list_truncated_items
 from vectormill.jobs.deletion import discard_job
+from vectormill.jobs.dual_writes import JobChange, change_twins
 from vectormill.jobs.job import JOB_STATES, TERMINAL_JOB_STATES, Job
 from vectormill.jobs.jobs import (
     cancel_job,
@@ -26,7 +28,6 @@ from vectormill.jobs.jobs import (
     resume_job,
     retry_job,
 )
-from vectormill.jobs.mending import list_suspect_chunks
 from vectormill.jobs.operations import (
     ItemErrorBody,
     ItemErrorPage,
@@ -40,9 +41,8 @@ from vectormill.jobs.operations import (
     TruncatedItemBody,
     TruncatedItemPage,
 )
-from vectormill.jobs.truncations import list_truncated_items
-from vectormill.jobs.twins import JobChange, change_twins
-from vectormill.jobs.waiting import make_job_bodies, make_job_body
+from vectormill.jobs.recomputation import list_suspect_chunks
+from vectormill.jobs.wait_reasons import make_job_bodies, make_job_body
 from vectormill.operation import PageQuery, describe
 
 router = APIRouter(tags=["jobs"])

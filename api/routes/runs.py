@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from api.cursors import cut_page, decode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency, find_id
-from api.intake.idempotency import IdempotencyKey
+from api.intake.requests import IdempotencyKey
 from api.routes.sources import quote_source
 from api.serving import respond, serve
 from vectormill.collections.collections import find_generation

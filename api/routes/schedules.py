@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from api.cursors import cut_page, decode_cursor
 from api.dependencies import parse_collection_name
-from api.intake.idempotency import IdempotencyKey
+from api.intake.requests import IdempotencyKey
 from api.serving import serve
 from vectormill.db.idempotency import make_once
 from vectormill.domain.errors import ScheduleNotFound

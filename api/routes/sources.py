@@ -12,9 +12,8 @@ from sqlalchemy import Connection
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.door.media_types import read_media_type, unsupported_media_type
 from api.intake.bodies import NDJSON_TYPES, make_inflater, read_blocks
-from api.intake.idempotency import IdempotencyKey
 from api.intake.intake import Intake
-from api.intake.requests import UnreadableItem
+from api.intake.requests import IdempotencyKey, UnreadableItem
 from api.intake.requests import encode_metadata as check_values
 from api.intake.submissions import LineStore, make_job
 from api.problems import refuse
@@ -26,7 +25,7 @@ from vectormill.files.roots import Roots
 from vectormill.jobs.job import NewJob
 from vectormill.jobs.operations import QuoteBody
 from vectormill.quotes.quote import make_quote
-from vectormill.quotes.sources import sample_source
+from vectormill.quotes.sampling import sample_source
 from vectormill.settings import Settings
 from vectormill.sources import operations
 from vectormill.sources.following import find_following, follow_table, unfollow_table

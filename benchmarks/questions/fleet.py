@@ -47,8 +47,8 @@ from vectormill.jobs.chunk import TokenEstimate
 from vectormill.jobs.dispatch import list_demands, list_rooms
 from vectormill.jobs.job import COMPLETED, NewJob
 from vectormill.jobs.submission import JobWriter
-from vectormill.objects.cutting import ChunkLimits, cut_object
 from vectormill.objects.output import SWEPT
+from vectormill.objects.reading import ChunkLimits, cut_object
 from vectormill.objects.reference import ItemReference
 from vectormill.objects.store import describe_object
 from vectormill.processes.lifetimes import end_child, spawn
@@ -56,7 +56,6 @@ from vectormill.processes.logs import open_log
 from vectormill.rows.columns import Columns
 from vectormill.rows.decoding import PARQUET
 from vectormill.settings import Settings, process_environment
-from vectormill.workers.workers import ALIVE_SECONDS
 
 NUM_ITEMS: Final = 1_000_000_000
 ITEMS_PER_CHUNK: Final = 1_316
@@ -340,7 +339,7 @@ def time_round(engine: Engine) -> float:
     """Return the milliseconds of what a round of the dispatcher reads."""
     began = time.perf_counter()
     with engine.connect() as connection:
-        models = [room.model for room in list_rooms(connection, ALIVE_SECONDS)]
+        models = [room.model for room in list_rooms(connection)]
         list_demands(connection, models, 500)
     return 1000 * (time.perf_counter() - began)
 

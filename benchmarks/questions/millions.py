@@ -25,8 +25,8 @@ from vectormill.cli.stack import workplace
 from vectormill.client import Client
 from vectormill.db.session import make_engine
 from vectormill.files.ndjson import ItemJson
-from vectormill.quotes.figure import Figure
-from vectormill.quotes.sizes import HOST_TEXT_SECONDS, HOST_TOKEN_SECONDS, Workload, estimate_sizes
+from vectormill.quotes.estimate import Estimate
+from vectormill.quotes.quote import HOST_TEXT_SECONDS, HOST_TOKEN_SECONDS, Workload, estimate_sizes
 
 NUM_ROWS: Final = 5_000_000
 NUM_WORDS: Final = 10
@@ -69,11 +69,11 @@ def run(harness: Harness) -> Report:
     shape = f"m = {m} and ef_construction = {ef_construction}" if m else "the graph that Vectormill chooses"
     tokens, cores = job["num_tokens"] / num_rows, psutil.cpu_count() or 1
     load = Workload(
-        Figure.exact(num_rows), Figure.exact(tokens), "float16", card.dimension, text_bytes,
+        Estimate.exact(num_rows), Estimate.exact(tokens), "float16", card.dimension, text_bytes,
         key_bytes=len(str(num_rows)), graph=harness.graph,
     )  # fmt: skip
     sizes = estimate_sizes(load, None, cores)
-    host = (HOST_TEXT_SECONDS + Figure.exact(HOST_TOKEN_SECONDS * tokens)) * (num_rows / cores)
+    host = (HOST_TEXT_SECONDS + Estimate.exact(HOST_TOKEN_SECONDS * tokens)) * (num_rows / cores)
     submitted_at, finished_at = (datetime.fromisoformat(job[name]) for name in ("created_at", "finished_at"))
     return Report(
         f"{num_rows:,} rows of {card.dimension} dimensions in float16, texts of {tokens:.1f} tokens; a device that "
@@ -109,7 +109,7 @@ def run(harness: Harness) -> Report:
     )
 
 
-def row(name: str, took: float, estimated: Figure) -> tuple[str, str, str]:
+def row(name: str, took: float, estimated: Estimate) -> tuple[str, str, str]:
     least, most = write_number(estimated.least), write_number(estimated.most)
     return name, write_number(took), least if least == most else f"{least} to {most}"
 

@@ -111,7 +111,7 @@ MUTANTS: Final = (
     Mutant(
         "an upload that failed deletes its job even if it was answered",
         "vectormill/jobs/deletion.py",
-        "WHERE id = :job_id AND state = 'uploading' AND content_hash IS NULL",
+        "WHERE id = :job_id AND {_IS_UPLOAD}",
         "WHERE id = :job_id",
     ),
     Mutant(
@@ -123,7 +123,7 @@ MUTANTS: Final = (
     Mutant(
         "a silent upload yields its key even when it is a job already",
         "vectormill/jobs/deletion.py",
-        "WHERE idempotency_key = :key AND state = 'uploading'",
+        "WHERE idempotency_key = :key AND {_IS_UPLOAD}",
         "WHERE idempotency_key = :key",
     ),
     Mutant(
@@ -305,7 +305,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a twin is given up with the generation of its original",
-        "vectormill/jobs/twins.py",
+        "vectormill/jobs/dual_writes.py",
         "AND (former.state = 'building' OR former.live_at IS NOT NULL)\n",
         "\n",
     ),
@@ -323,7 +323,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "jobs are given up while a rollback still carries them",
-        "vectormill/jobs/twins.py",
+        "vectormill/jobs/dual_writes.py",
         "generations.live_at IS NULL AND NOT {IS_CARRIED_FROM}\n     UNION",
         "generations.live_at IS NULL\n     UNION",
     ),
@@ -419,13 +419,13 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a job fails as soon as its model is not loaded",
-        "vectormill/jobs/waiting.py",
+        "vectormill/jobs/wait_reasons.py",
         "if not fitting or any(worker.slots or worker.seconds_since_start < seconds for worker in fitting):",
         "if not fitting or any(worker.slots for worker in fitting):",
     ),
     Mutant(
         "a job fails though another worker has its model",
-        "vectormill/jobs/waiting.py",
+        "vectormill/jobs/wait_reasons.py",
         "if not fitting or any(worker.slots or worker.seconds_since_start < seconds for worker in fitting):",
         "if not fitting:",
     ),
@@ -593,7 +593,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a text that a faulty process failed stays failed",
-        "vectormill/jobs/mending.py",
+        "vectormill/jobs/recomputation.py",
         " AND code <> ALL(:codes)",
         "",
     ),
@@ -689,7 +689,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a suspect chunk is not marked",
-        "vectormill/jobs/mending.py",
+        "vectormill/jobs/recomputation.py",
         "SET is_suspect = true WHERE",
         "SET is_suspect = NULL WHERE",
     ),
@@ -887,7 +887,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a second line with a custom_id is answered too",
-        "vectormill/batches/validation.py",
+        "vectormill/batches/processing.py",
         "is_repeated = place == next_repeated",
         "is_repeated = False",
     ),
@@ -1026,13 +1026,13 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the sweep takes parts that are young",
-        "vectormill/objects/closing.py",
+        "vectormill/objects/parts.py",
         "if each.modified_at > before:",
         "if False:",
     ),
     Mutant(
         "the sweep takes parts that count",
-        "vectormill/objects/closing.py",
+        "vectormill/objects/parts.py",
         "unknown = sorted(set(names) - set(connection.execute(FIND_KNOWN, values).scalars()))",
         "unknown = sorted(set(names))",
     ),
@@ -1056,7 +1056,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a retry adds all parts to the table once more when their snapshot is forgotten",
-        "vectormill/objects/closing.py",
+        "vectormill/objects/parts.py",
         "for part in parts if part.name not in former]",
         "for part in parts]",
     ),
@@ -1068,19 +1068,19 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a part that was begun by a process which is gone is planned anew",
-        "vectormill/objects/closing.py",
+        "vectormill/objects/parts.py",
         "    if planned:\n        yield planned",
         "    pass",
     ),
     Mutant(
         "parts that count nowhere are left where readers see them",
-        "vectormill/objects/closing.py",
+        "vectormill/objects/parts.py",
         "    _remove_unknown(held, (PREFIX,), before=math.inf)",
         "    pass",
     ),
     Mutant(
         "the sweep leaves the manifest of a process that had lost its lease",
-        "vectormill/objects/closing.py",
+        "vectormill/objects/parts.py",
         "    _write_manifest(held, list(_list_parts(held)))",
         "    pass",
     ),
@@ -1104,13 +1104,13 @@ MUTANTS: Final = (
     ),
     Mutant(
         "keys whose hashes are equal are taken for equal",
-        "vectormill/jobs/key_ledger.py",
+        "vectormill/jobs/duplicate_keys.py",
         "if read_key(earlier) == key:",
         "if True:",
     ),
     Mutant(
         "runs behind the first duplicate are sorted too",
-        "vectormill/jobs/key_ledger.py",
+        "vectormill/jobs/duplicate_keys.py",
         "                    break\n            for share",
         "                    pass\n            for share",
     ),
@@ -1122,26 +1122,26 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a repetition that asks for unique keys is answered by a job that did not",
-        "vectormill/objects/submission.py",
+        "vectormill/objects/reading.py",
         "writer.add_content(msgspec.json.encode(wanted))",
         "pass",
     ),
     Mutant(
         "objects that are read once more add their chunks to those of the first reading",
-        "vectormill/objects/submission.py",
+        "vectormill/objects/reading.py",
         "begin = 0 if last is None else _count_passed(cut.reference, last)",
         "begin = 0",
     ),
     Mutant(
         "a job whose objects wait for an indexer is removed as a silent upload",
         "vectormill/jobs/deletion.py",
-        "WHERE state = 'uploading' AND content_hash IS NULL AND updated_at",
+        "WHERE {_IS_UPLOAD} AND updated_at",
         "WHERE state = 'uploading' AND updated_at",
     ),
     Mutant(
         "a job that was left to an indexer is removed when only the reply to its COMMIT was lost",
         "vectormill/jobs/deletion.py",
-        "WHERE id = :job_id AND state = 'uploading' AND content_hash IS NULL",
+        "WHERE id = :job_id AND {_IS_UPLOAD}",
         "WHERE id = :job_id AND state = 'uploading'",
     ),
     Mutant(
@@ -1218,7 +1218,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a part of CSV that begins within quotes is read with the quotes reversed",
-        "vectormill/quotes/objects.py",
+        "vectormill/quotes/sampling.py",
         "bool(start and header) and _begins_within_quotes(content, format, len(header))",
         "False",
     ),
@@ -1230,7 +1230,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a dry run reads small objects for as long as there are any",
-        "vectormill/quotes/objects.py",
+        "vectormill/quotes/sampling.py",
         "if len(ends) > NUM_PARTS and time.monotonic() >= until:",
         "if False:",
     ),
@@ -1248,7 +1248,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the first texts of a sample are counted instead of random ones",
-        "vectormill/quotes/token_counts.py",
+        "vectormill/quotes/quote.py",
         "np.random.default_rng(0).permutation(len(rows))",
         "range(len(rows))",
     ),
@@ -1260,7 +1260,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "rows of a small row group are counted several times",
-        "vectormill/quotes/objects.py",
+        "vectormill/quotes/sampling.py",
         "for part in parts if (each.url, part.row_group, part.skip) not in blocks]",
         "for part in parts]",
     ),
@@ -1272,7 +1272,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "rows that are longer than a part are not counted",
-        "vectormill/quotes/objects.py",
+        "vectormill/quotes/sampling.py",
         "for part_bytes in (PART_BYTES, 2 * settings.max_line_bytes):",
         "for part_bytes in (PART_BYTES,):",
     ),
@@ -1296,7 +1296,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "each poll of a running job reads all chunks in flight",
-        "vectormill/jobs/waiting.py",
+        "vectormill/jobs/wait_reasons.py",
         "if held.issuperset(job.id for job in jobs):",
         "if False:",
     ),
@@ -1308,13 +1308,13 @@ MUTANTS: Final = (
     ),
     Mutant(
         "each waiting client reads all chunks in flight",
-        "vectormill/jobs/waiting.py",
+        "vectormill/jobs/wait_reasons.py",
         "        if now < until:",
         "        if False:",
     ),
     Mutant(
         "an answer is kept for ever",
-        "vectormill/jobs/waiting.py",
+        "vectormill/jobs/wait_reasons.py",
         "(now + KEPT_SECONDS, rows)",
         "(math.inf, rows)",
     ),
@@ -1520,7 +1520,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a job is refused although one of the live workers has loaded its model",
-        "vectormill/jobs/waiting.py",
+        "vectormill/jobs/wait_reasons.py",
         "if not fitting or any(worker.slots or",
         "if not fitting or all(worker.slots or",
     ),
@@ -1676,7 +1676,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a large job is copied while its client waits",
-        "vectormill/jobs/twins.py",
+        "vectormill/jobs/dual_writes.py",
         "if num_chunks <= MOST_CHUNKS else None",
         "if num_chunks else None",
     ),
@@ -1688,7 +1688,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a small output waits behind a large one",
-        "indexer/keepers.py",
+        "indexer/loops.py",
         "num_threads: ClassVar[int] = 2  #",
         "num_threads: ClassVar[int] = 1  #",
     ),

@@ -17,10 +17,9 @@ import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
 from vectormill.batches.batches import find_batch
-from vectormill.batches.endpoints import BASE64
+from vectormill.batches.endpoints import BASE64, split_key
 from vectormill.batches.files import read_file
 from vectormill.batches.request_batch import CANCELLED, EMBEDDINGS, EXPIRED, RERANK, RequestBatch, RequestFile
-from vectormill.batches.request_lines import split_key
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import JobNotFound, RequestFileNotFound
 from vectormill.jobs.export import read_blocks, read_stored

@@ -123,7 +123,16 @@ def create_batch(connection: Connection, new: NewRequestBatch) -> RequestBatch:
     known = _find_known(connection, new.idempotency_key, content_hash)
     if known is not None:
         return find_batch(connection, known)
-    _share_input(connection, new.input_file_id)
+    purpose = connection.execute(SHARE_FILE, {"file_id": new.input_file_id}).scalar_one_or_none()
+    if purpose is None:
+        raise RequestFileNotFound(
+            f"There is no file {name_file(new.input_file_id)}; upload it with POST /v1/files and purpose={BATCH!r}."
+        )
+    if purpose != BATCH:
+        raise InvalidOption(
+            f"The file {name_file(new.input_file_id)} has the purpose {purpose!r}; a batch needs one with purpose "
+            f"{BATCH!r}."
+        )
     batch_id = uuid4()
     connection.execute(
         INSERT_BATCH,
@@ -167,18 +176,6 @@ def _find_known(connection: Connection, idempotency_key: str | None, content_has
         )
     found: UUID = row.id
     return found
-
-
-def _share_input(connection: Connection, file_id: UUID) -> None:
-    purpose = connection.execute(SHARE_FILE, {"file_id": file_id}).scalar_one_or_none()
-    if purpose is None:
-        raise RequestFileNotFound(
-            f"There is no file {name_file(file_id)}; upload it with POST /v1/files and purpose={BATCH!r}."
-        )
-    if purpose != BATCH:
-        raise InvalidOption(
-            f"The file {name_file(file_id)} has the purpose {purpose!r}; a batch needs one with purpose {BATCH!r}."
-        )
 
 
 def find_batch(connection: Connection, batch_id: UUID) -> RequestBatch:

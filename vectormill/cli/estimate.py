@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vectormill.client import Client
-    from vectormill.quotes.figure import Figure
+    from vectormill.quotes.estimate import Estimate
 
 
 app = typer.Typer()
@@ -115,8 +115,8 @@ def estimate(
         cores (N, from 1): The cores of the Postgres server that builds the index.
     """
     from vectormill.models.registry import open_registry
-    from vectormill.quotes.figure import Figure
-    from vectormill.quotes.sizes import TEXT_BYTES_PER_TOKEN, Workload, estimate_sizes
+    from vectormill.quotes.estimate import Estimate
+    from vectormill.quotes.quote import TEXT_BYTES_PER_TOKEN, Workload, estimate_sizes
     from vectormill.settings import load_settings
 
     if not all(1 <= each <= MOST for each in (rows, tokens, tokens_per_second or 1)):
@@ -124,7 +124,7 @@ def estimate(
     card = open_registry(load_settings()).outline(model)
     rate, reasons = choose_rate(card, devices, precision, tokens_per_second)
     load = Workload(
-        Figure.exact(round(rows)), Figure.exact(min(tokens, card.max_tokens)), vector_type,
+        Estimate.exact(round(rows)), Estimate.exact(min(tokens, card.max_tokens)), vector_type,
         dimensions or card.dimension, tokens * TEXT_BYTES_PER_TOKEN,
     )  # fmt: skip
     figures = {"rows": load.rows, "tokens_per_second": rate, **estimate_sizes(load, rate, cores)}
@@ -205,8 +205,8 @@ def quote(
 def estimate_time(told: Told, devices: str, precision: str) -> dict[str, Any]:
     """Return the figures of time of a quote of which no worker has measured the rate."""
     from vectormill.models.registry import open_registry
-    from vectormill.quotes.figure import Figure
-    from vectormill.quotes.sizes import estimate_time
+    from vectormill.quotes.estimate import Estimate
+    from vectormill.quotes.quote import estimate_time
     from vectormill.settings import load_settings
 
     try:
@@ -215,7 +215,7 @@ def estimate_time(told: Told, devices: str, precision: str) -> dict[str, Any]:
         note = f"Times are left out: no worker has measured them, and this machine does not know {told['model']}."
         return {"notes": [*told["notes"], note]}
     rate, reasons = choose_rate(card, devices, precision, None)
-    tokens, each = (Figure(**told[name]) for name in ("tokens", "tokens_per_row"))
+    tokens, each = (Estimate(**told[name]) for name in ("tokens", "tokens_per_row"))
     note = "The rate is estimated for the devices of this machine or those that were named."
     notes = [*told["notes"], note]
     return {
@@ -228,21 +228,21 @@ def estimate_time(told: Told, devices: str, precision: str) -> dict[str, Any]:
 
 def choose_rate(
     card: Any, devices: str, precision: str, measured: float | None
-) -> "tuple[Figure, Mapping[str, str]]":
+) -> "tuple[Estimate, Mapping[str, str]]":
     """Return the tokens per second that were given, or those that the model may reach on the devices."""
-    from vectormill.quotes.figure import Figure
+    from vectormill.quotes.estimate import Estimate
     from worker.devices.described import describe_inventory, is_description
     from worker.devices.detect import detect_inventory
     from worker.plan import estimate_rate
     from worker.settings import load_worker_settings
 
     if measured is not None:
-        return Figure.around(measured, MEASURED_SHARE), {}
+        return Estimate.around(measured, MEASURED_SHARE), {}
     inventory = describe_inventory(devices) if is_description(devices) else detect_inventory()
     named = "auto" if is_description(devices) else devices
     settings = load_worker_settings(devices=named, precision=precision)
     least, most, reasons = estimate_rate(card, inventory, settings)
-    return Figure.between(least, most), reasons
+    return Estimate.between(least, most), reasons
 
 
 def add_price(figures: dict[str, Any], price: float | None) -> dict[str, Any]:

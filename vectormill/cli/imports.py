@@ -116,7 +116,7 @@ def import_vectors(
     from vectormill.cli import endpoint, keys
     from vectormill.collections.imports import find_import_target
     from vectormill.files.roots import ANYWHERE
-    from vectormill.jobs.in_use import is_model_in_use
+    from vectormill.jobs.jobs import is_model_in_use
     from vectormill.models.registry import open_registry
     from vectormill.sources.reader import SourcePlace
     from vectormill.sources.vectors import ImportColumns

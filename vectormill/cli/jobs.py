@@ -99,7 +99,7 @@ def submit(
     }
     if "://" in input:
         if unique:
-            from vectormill.jobs.key_ledger import BYTES_PER_KEY
+            from vectormill.jobs.duplicate_keys import BYTES_PER_KEY
 
             tell(
                 f"The service compares all keys before it begins; this needs {BYTES_PER_KEY} bytes of its disk for "

@@ -45,9 +45,9 @@ from vectormill.collections.views import replace_view
 from vectormill.db.locks import act_in_short_locks, drop_if_unused, limit_time
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict, RowsMissing
+from vectormill.jobs.dual_writes import add_missing_twins, cancel_unwanted_jobs, list_without_twin
 from vectormill.jobs.job import OPEN_JOB_STATES, RECEIVED_JOB_STATES
 from vectormill.jobs.jobs import draw_seq
-from vectormill.jobs.twins import add_missing_twins, cancel_unwanted_jobs, list_without_twin
 from vectormill.runs.run import CLAIMED_RUN_STATES, GOOD_RUN_STATES, REINDEX
 from vectormill.runs.runs import cancel_run, create_run
 

@@ -21,6 +21,7 @@ from vectormill.jobs.chunk import (
     keep_keys,
     write_payload,
 )
+from vectormill.jobs.chunks import add_truncations
 from vectormill.jobs.item import (
     TOO_MANY_WEIGHTS,
     UNSTORABLE_RECORD,
@@ -35,7 +36,6 @@ from vectormill.jobs.transitions import (
     count_chunk,
     end_under_fence,
 )
-from vectormill.jobs.truncations import add_truncations
 from vectormill.jobs.vector_failures import find_vector_failures
 from vectormill.ragged import Ragged
 from vectormill.vectors.records import Records, UnstorableRecord, group_records, pack_records, read_records

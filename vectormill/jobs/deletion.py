@@ -10,16 +10,19 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, text
 
 from vectormill.domain.errors import WrongJobState
+from vectormill.jobs.dual_writes import OWES_TWIN
 from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, state_after_delete
 from vectormill.jobs.jobs import lock_job
-from vectormill.jobs.twins import OWES_TWIN
 from vectormill.objects.output import CLOSING, DUE_OUTPUT_STATES, ENDED
 from vectormill.runs.run import OPEN_RUN_STATES
 from vectormill.workers.proofs import IS_UNPROVEN
 
-DISCARD_JOB = text("""
-    UPDATE vectormill.jobs SET state = :state, idempotency_key = NULL, updated_at = now() WHERE id = :job_id
-""")
+# From then on no reader finds the job, and its Idempotency-Key is free.
+_DISCARD: Final = "UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, updated_at = now()"
+_DISCARD_UPLOAD: Final = f"{_DISCARD}, finished_at = now()"
+_IS_UPLOAD: Final = "state = 'uploading' AND content_hash IS NULL"
+
+DISCARD_JOB = text(f"{_DISCARD} WHERE id = :job_id")
 
 FIND_OWED_TWIN = text(f"SELECT 1 FROM vectormill.jobs WHERE id = :job_id AND {OWES_TWIN}")
 
@@ -32,7 +35,7 @@ def discard_job(connection: Connection, job_id: UUID) -> None:
     cancelled job, are no reason to keep the job.
     """
     job = lock_job(connection, job_id)
-    state = state_after_delete(job.state)
+    state_after_delete(job.state)
     is_closing = job.output_state in (ENDED, CLOSING) and job.output_error is None
     if is_closing and job.state in (COMPLETED, COMPLETED_WITH_ERRORS):
         raise WrongJobState(
@@ -43,7 +46,7 @@ def discard_job(connection: Connection, job_id: UUID) -> None:
             "The items of the job are yet to be written to the generation of its collection that is being built; "
             "delete it when the run that builds it has ended, or when that generation was discarded."
         )
-    connection.execute(DISCARD_JOB, {"job_id": job_id, "state": state})
+    connection.execute(DISCARD_JOB, {"job_id": job_id})
 
 
 # Only a job that is still an upload is removed. After a COMMIT whose reply was lost the writer believes that
@@ -51,11 +54,7 @@ def discard_job(connection: Connection, job_id: UUID) -> None:
 # COMMIT is still in progress, this statement waits for its row lock and then finds a queued job. The seq is
 # free again, so that a run which tries once more can use it. A job whose objects an indexer reads is no upload any
 # more: it has its content hash from the beginning, and no client that could fall silent.
-DISCARD_UPLOAD = text("""
-    UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, seq = DEFAULT, finished_at = now(),
-           updated_at = now()
-     WHERE id = :job_id AND state = 'uploading' AND content_hash IS NULL
-""")
+DISCARD_UPLOAD = text(f"{_DISCARD_UPLOAD}, seq = DEFAULT WHERE id = :job_id AND {_IS_UPLOAD}")
 
 
 def discard_upload(connection: Connection, job_id: UUID) -> None:
@@ -63,10 +62,9 @@ def discard_upload(connection: Connection, job_id: UUID) -> None:
     connection.execute(DISCARD_UPLOAD, {"job_id": job_id})
 
 
-DISCARD_SILENT_UPLOAD = text("""
-    UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, finished_at = now(), updated_at = now()
-     WHERE idempotency_key = :key AND state = 'uploading' AND content_hash IS NULL
-       AND updated_at < now() - make_interval(secs => :timeout)
+DISCARD_SILENT_UPLOAD = text(f"""
+    {_DISCARD_UPLOAD}
+     WHERE idempotency_key = :key AND {_IS_UPLOAD} AND updated_at < now() - make_interval(secs => :timeout)
 """)
 
 
@@ -78,10 +76,9 @@ def discard_silent_upload(connection: Connection, key: str, timeout_seconds: flo
     connection.execute(DISCARD_SILENT_UPLOAD, {"key": key, "timeout": timeout_seconds})
 
 
-DISCARD_STALE_UPLOADS = text("""
-    UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, seq = DEFAULT, finished_at = now(),
-           updated_at = now()
-     WHERE state = 'uploading' AND content_hash IS NULL AND updated_at < now() - make_interval(secs => :timeout)
+DISCARD_STALE_UPLOADS = text(f"""
+    {_DISCARD_UPLOAD}, seq = DEFAULT
+     WHERE {_IS_UPLOAD} AND updated_at < now() - make_interval(secs => :timeout)
     RETURNING id
 """)
 
@@ -105,7 +102,7 @@ IS_OWED: Final = f"""(
 
 # Rows are locked first, so that a job which is being retried at this moment is skipped.
 DISCARD_EXPIRED_JOBS = text(f"""
-    UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, updated_at = now()
+    {_DISCARD}
      WHERE id IN (
         SELECT id FROM vectormill.jobs
          WHERE finished_at < now() - make_interval(secs => :retention) AND state <> 'deleting' AND NOT {IS_OWED}
@@ -131,7 +128,7 @@ def discard_expired_jobs(connection: Connection, retention_seconds: float, limit
 # The API removes the job of a put after it has answered, unless it was killed or has told the client the
 # job's address. A job that has not ended is never discarded, because its text is stored nowhere else.
 DISCARD_ENDED_PUTS = text(f"""
-    UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, updated_at = now()
+    {_DISCARD}
      WHERE id IN (
         SELECT id FROM vectormill.jobs
          WHERE forget_at = 'infinity' AND finished_at < now() - make_interval(secs => :kept_seconds)

@@ -16,6 +16,7 @@ from vectormill.jobs.job import (
     TENDED_JOB_STATES,
 )
 from vectormill.jobs.transitions import MARK_QUEUED, RECALL_DISPATCHES
+from vectormill.workers.workers import IS_ALIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +94,7 @@ def list_demands(
     These are at most `limit` jobs of each model, the most urgent and oldest first, and the jobs named in
     `aged`.
     """
-    values = {
-        "models": list(models),
-        "limit": limit,
-        "aged": list(aged),
-    }
+    values = {"models": list(models), "limit": limit, "aged": list(aged)}
     return [Demand(*row) for row in connection.execute(LIST_DEMANDS, values)]
 
 
@@ -135,12 +132,12 @@ def list_aged_jobs(
 # expire. Each state has its own SELECT, because a partial index serves state = 'queued' but no IN; with a
 # million ended chunks that is 1 ms instead of 236. LIMIT 1 makes the planner look each job up: a join of
 # thousands of jobs is planned as a scan of all open ones.
-LIST_ROOMS = text("""
+LIST_ROOMS = text(f"""
     WITH alive AS MATERIALIZED (
         SELECT model, slots, left(incarnation::text, 8) AS tag,
-               coalesce(max_tokens_in_flight, slots * CAST(:slot_tokens AS bigint)) AS max_tokens
+               coalesce(max_tokens_in_flight, slots * CAST({LARGEST_CHUNK_TOKENS} AS bigint)) AS max_tokens
           FROM vectormill.workers
-         WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds) AND slots > 0
+         WHERE {IS_ALIVE} AND slots > 0
     )
     SELECT slots.model, slots.slots, coalesce(held.outstanding, 0), coalesce(held.interactive, 0),
            slots.max_tokens, coalesce(held.tokens, 0)
@@ -163,16 +160,12 @@ LIST_ROOMS = text("""
 """)
 
 
-def list_rooms(connection: Connection, alive_seconds: float) -> list[WorkerCapacity]:
+def list_rooms(connection: Connection) -> list[WorkerCapacity]:
     """Return capacity and load of each model that has a live worker.
 
     A worker that sets no token limit gets as many chunks as it has slots, whatever their size.
     """
-    values = {
-        "alive_seconds": alive_seconds,
-        "slot_tokens": LARGEST_CHUNK_TOKENS,
-    }
-    return [WorkerCapacity(*row) for row in connection.execute(LIST_ROOMS, values)]
+    return [WorkerCapacity(*row) for row in connection.execute(LIST_ROOMS)]
 
 
 START_JOBS = text("""

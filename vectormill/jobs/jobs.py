@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, Engine, Row, text
 
 from vectormill.collections.collection import FORMER_GENERATION_STATES
 from vectormill.domain.encoding import EncodingSpec
@@ -337,3 +337,19 @@ def list_item_errors(
     """List the errors of a job's items in item order, from after position `after` on; a keyset page."""
     values = {"job_id": job_id, "after": -1 if after is None else after, "limit": limit}
     return [ItemError(*row) for row in connection.execute(LIST_ITEM_ERRORS, values)]
+
+
+# Jobs are pruned after a while, and generations last as long as their collection. Both tables are small beside items,
+# and a process asks once for each model whose files have a flaw.
+IS_IN_USE: Final = text(
+    """
+    SELECT EXISTS (SELECT FROM vectormill.generations WHERE spec ->> 'model' = :model)
+        OR EXISTS (SELECT FROM vectormill.jobs WHERE spec ->> 'model' = :model)
+    """
+)
+
+
+def is_model_in_use(engine: Engine, model: str) -> bool:
+    """Return True if there is a job or a collection of the model."""
+    with engine.connect() as connection:
+        return bool(connection.execute(IS_IN_USE, {"model": model}).scalar_one())

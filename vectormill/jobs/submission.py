@@ -31,13 +31,13 @@ from vectormill.domain.errors import (
 )
 from vectormill.jobs.chunk_cutter import ChunkCutter
 from vectormill.jobs.deletion import discard_silent_upload, discard_upload
+from vectormill.jobs.dual_writes import add_twin
+from vectormill.jobs.duplicate_keys import DuplicateFinder, refuse_full_disk
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import UPLOADING, Job, NewJob
 from vectormill.jobs.jobs import find_job, lock_job
-from vectormill.jobs.key_ledger import KeyLedger, refuse_full_disk
 from vectormill.jobs.operations import InputBody
 from vectormill.jobs.transitions import QUEUE_JOB, WAKE_DISPATCHER
-from vectormill.jobs.twins import add_twin
 from vectormill.jobs.upload import Upload, Written
 from vectormill.objects.input import add_input
 from vectormill.objects.output import OutputPlace, add_output, leave_folder, take_place
@@ -103,7 +103,7 @@ class JobWriter:
         self._upload = Upload(engine, new_job, clock, hold, keep)
         self._is_finished = False
         self._place: OutputPlace | None = None
-        self._keys = KeyLedger()
+        self._keys = DuplicateFinder()
         self._hash = hashlib.blake2b(to_jsonb(new_job.content()).encode(), digest_size=16)
 
     @property

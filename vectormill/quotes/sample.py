@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vectormill.jobs.item import Item, Items
-from vectormill.quotes.figure import DEVIATIONS, Figure
+from vectormill.quotes.estimate import DEVIATIONS, Estimate
 
 # 2,000 rows give the mean number of tokens within 2 to 5 % for texts such as abstracts or tickets.
 MOST_ROWS: Final = 2000
@@ -44,8 +44,8 @@ class TextSample:
     def __init__(self) -> None:
         self.drawn: list[SampledRow] = []
         self.num_rows = 0
-        self.rows: Figure | None = None
-        self.distinct: Figure | None = None
+        self.rows: Estimate | None = None
+        self.distinct: Estimate | None = None
         self.notes: list[str] = []
         self._num_bytes = np.zeros(3, dtype=np.int64)  # of keys, texts and metadata
         self._hashes = np.zeros(0, dtype=np.uint64)
@@ -68,9 +68,9 @@ class TextSample:
         self.num_rows += number
 
     @property
-    def num_all(self) -> Figure:
+    def num_all(self) -> Estimate:
         """Return the number of all rows."""
-        return self.rows or Figure.exact(self.num_rows)
+        return self.rows or Estimate.exact(self.num_rows)
 
     @property
     def is_whole(self) -> bool:
@@ -84,20 +84,20 @@ class TextSample:
         return key, text, metadata
 
     @property
-    def repeated(self) -> Figure:
+    def repeated(self) -> Estimate:
         """Return the share of rows whose text an earlier row has."""
         distinct, rows = self.distinct, self.num_all
         if distinct is None:
-            distinct, rows = self._count_distinct(), Figure.exact(max(1, self.num_rows))
+            distinct, rows = self._count_distinct(), Estimate.exact(max(1, self.num_rows))
         shares = (
             1 - number / max(1, rows.value) for number in (distinct.value, distinct.most, distinct.least)
         )
-        return Figure(*(min(1.0, max(0.0, share)) for share in shares))
+        return Estimate(*(min(1.0, max(0.0, share)) for share in shares))
 
-    def _count_distinct(self) -> Figure:
+    def _count_distinct(self) -> Estimate:
         kept: npt.NDArray[np.uint64] = self._hashes
         if len(kept) < MOST_HASHES:
-            return Figure.exact(len(kept))
-        return Figure.around(
+            return Estimate.exact(len(kept))
+        return Estimate.around(
             (len(kept) - 1) / (float(kept[-1]) / LARGEST_HASH), DEVIATIONS / math.sqrt(len(kept))
         )

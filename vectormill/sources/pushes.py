@@ -17,8 +17,8 @@ from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import Conflict, DuplicateKey, EmptyJob, SourceFailed, UploadRemoved
 from vectormill.jobs.chunk import decode_payload, encode_payload
+from vectormill.jobs.duplicate_keys import DuplicateFinder
 from vectormill.jobs.item import Item, Items
-from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.runs.run import FAILED, TERMINAL_RUN_STATES, UPLOADING
 from vectormill.sources.options import PUSH
 from vectormill.sources.reader import Reader, SourcePlace, describe_database_error
@@ -127,7 +127,7 @@ class PushWriter:
         self._item_bytes = 0
         self.num_items = 0
         self._num_parts = 0
-        self._keys = KeyLedger()
+        self._keys = DuplicateFinder()
         self._idempotency_key = idempotency_key
         self._hash = hashlib.blake2b(to_jsonb([collection, options]).encode())
 

@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.db.parameters import to_jsonb
-from vectormill.settings import ALIVE_SECONDS
+from vectormill.workers.workers import IS_ALIVE
 
 BEGIN_PERIOD = text("""
     INSERT INTO vectormill.proofs (worker, incarnation, model, report)
@@ -53,7 +53,7 @@ _IS_OPEN = f"""
     proven_at IS NULL AND repaired_at IS NULL
     AND (failed_at IS NOT NULL
          OR incarnation IN (SELECT incarnation FROM vectormill.workers
-                             WHERE heartbeat_at > now() - make_interval(secs => {ALIVE_SECONDS})))
+                             WHERE {IS_ALIVE}))
 """
 
 # True of a job with results of an open period, or else NULL or false. The first condition spares the chunks of older
@@ -67,12 +67,12 @@ IS_UNPROVEN = f"""
 """
 
 # A worker whose row is gone, or whose heartbeat is overdue, commits nothing more.
-LIST_UNREPAIRED = text("""
+LIST_UNREPAIRED = text(f"""
     SELECT id, worker, reason FROM vectormill.proofs AS proof
      WHERE failed_at IS NOT NULL AND repaired_at IS NULL
        AND NOT EXISTS (SELECT 1 FROM vectormill.workers
                         WHERE workers.incarnation = proof.incarnation
-                          AND heartbeat_at > now() - make_interval(secs => :alive_seconds))
+                          AND {IS_ALIVE})
      ORDER BY id LIMIT 100
 """)
 
@@ -90,8 +90,7 @@ class FailedPeriod:
 
 def list_unrepaired_periods(connection: Connection) -> Sequence[FailedPeriod]:
     """List the failed periods whose chunks are to be encoded again, once their workers are gone."""
-    rows = connection.execute(LIST_UNREPAIRED, {"alive_seconds": ALIVE_SECONDS})
-    return [FailedPeriod(*row) for row in rows]
+    return [FailedPeriod(*row) for row in connection.execute(LIST_UNREPAIRED)]
 
 
 def note_repair(connection: Connection, period: int) -> None:

@@ -17,6 +17,9 @@ REDIS_AWAY: Final = "redis away"
 REDIS_FULL: Final = "redis full"
 INDEXER: Final = "indexer"
 
+# The SQL condition of a row of a live worker.
+IS_ALIVE: Final = f"heartbeat_at > now() - make_interval(secs => {ALIVE_SECONDS})"
+
 
 @dataclass(frozen=True, slots=True)
 class Worker:
@@ -98,17 +101,16 @@ def delete_worker(connection: Connection, name: str, incarnation: UUID) -> None:
     )
 
 
-LIST_WORKERS = text("""
+LIST_WORKERS = text(f"""
     SELECT name, incarnation, model, slots, report, started_at, heartbeat_at FROM vectormill.workers
-     WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds)
-       AND (CAST(:name AS text) IS NULL OR name = :name)
+     WHERE {IS_ALIVE} AND (CAST(:name AS text) IS NULL OR name = :name)
      ORDER BY name LIMIT 10000
 """)
 
 
 def list_workers(connection: Connection, name: str | None = None) -> list[Worker]:
     """List the live workers by name, or only the one with this name."""
-    rows = connection.execute(LIST_WORKERS, {"alive_seconds": ALIVE_SECONDS, "name": name})
+    rows = connection.execute(LIST_WORKERS, {"name": name})
     return [Worker(*row) for row in rows]
 
 
@@ -118,12 +120,12 @@ def find_worker(connection: Connection, name: str) -> Worker | None:
 
 
 # The workers of one launcher and model carry out one plan.
-LIST_PLAN_PARTS = text("""
+LIST_PLAN_PARTS = text(f"""
     SELECT mate.name, mate.report -> 'placement' AS part
       FROM vectormill.workers AS own
       JOIN vectormill.workers AS mate
         ON mate.name = own.name OR (mate.launcher = own.launcher AND mate.model = own.model)
-     WHERE own.name = :name AND mate.heartbeat_at > now() - make_interval(secs => :alive_seconds)
+     WHERE own.name = :name AND mate.{IS_ALIVE}
        AND jsonb_typeof(mate.report -> 'placement') = 'object'
      ORDER BY mate.name LIMIT 1000
 """)
@@ -131,21 +133,17 @@ LIST_PLAN_PARTS = text("""
 
 def list_plan_parts(connection: Connection, name: str) -> dict[str, dict[str, Any]]:
     """Return by worker name what each live worker reports of the plan that it shares with the named worker."""
-    rows = connection.execute(LIST_PLAN_PARTS, {"name": name, "alive_seconds": ALIVE_SECONDS})
+    rows = connection.execute(LIST_PLAN_PARTS, {"name": name})
     return {row.name: row.part for row in rows}
 
 
 # A worker that cannot load its model has no slots.
-COUNT_WORKERS = text("""
+COUNT_WORKERS = text(f"""
     SELECT model, count(*) AS num_workers FROM vectormill.workers
-     WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds) AND slots > 0
-     GROUP BY model
+     WHERE {IS_ALIVE} AND slots > 0 GROUP BY model
 """)
 
-COUNT_FAILING_WORKERS = text("""
-    SELECT count(*) FROM vectormill.workers
-     WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds) AND slots = 0
-""")
+COUNT_FAILING_WORKERS = text(f"SELECT count(*) FROM vectormill.workers WHERE {IS_ALIVE} AND slots = 0")
 
 
 def count_workers(connection: Connection) -> dict[str, int]:
@@ -153,13 +151,12 @@ def count_workers(connection: Connection) -> dict[str, int]:
 
     The reports, of kilobytes each, are not read.
     """
-    rows = connection.execute(COUNT_WORKERS, {"alive_seconds": ALIVE_SECONDS})
-    return {row.model: row.num_workers for row in rows}
+    return {row.model: row.num_workers for row in connection.execute(COUNT_WORKERS)}
 
 
 def count_failing_workers(connection: Connection) -> int:
     """Return the number of live workers that cannot load their model."""
-    return int(connection.execute(COUNT_FAILING_WORKERS, {"alive_seconds": ALIVE_SECONDS}).scalar_one())
+    return int(connection.execute(COUNT_FAILING_WORKERS).scalar_one())
 
 
 BEAT_DUTY = text("""

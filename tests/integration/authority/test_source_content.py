@@ -27,7 +27,7 @@ from vectormill.domain.errors import InvalidItem, VectormillError
 from vectormill.files.roots import ANYWHERE
 from vectormill.jobs.chunk import TokenEstimate
 from vectormill.models.registry import Registry
-from vectormill.objects.cutting import ChunkLimits, choose_format, cut_object
+from vectormill.objects.reading import ChunkLimits, choose_format, cut_object
 from vectormill.objects.store import describe_object
 from vectormill.rows.columns import Columns
 from vectormill.rows.decoding import MOST_NAMES, read_json_rows, read_parquet_rows

@@ -8,7 +8,7 @@ import openai
 import pytest
 from sqlalchemy import Engine, text
 
-from indexer.keepers import process_batch
+from indexer.loops import process_batch
 from tests.acceptance.relay import relay
 from tests.api_server import encode_waiting
 from tests.database import execute

@@ -13,10 +13,10 @@ from tests.database import ask, execute
 from tests.obedient_engine import ObedientEngine, encoding_chunks, run_to_end
 from tests.protocol import LONG, dispatch_all, make_items, submit, vector_of
 from vectormill.domain.errors import ModelError
+from vectormill.jobs.chunks import list_truncated_items
 from vectormill.jobs.export import read_results
 from vectormill.jobs.item import CRASHED_WORKER, EMPTY_TEXT, ENCODING_FAILED, Item, ItemFailure
 from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, retry_job
-from vectormill.jobs.truncations import list_truncated_items
 from vectormill.workers.workers import list_workers
 from worker.chunk.chunk_encoder import ChunkEncoder
 from worker.chunk.ledger import ChunkLedger

@@ -23,7 +23,6 @@ from vectormill.jobs.submission import JobWriter
 from vectormill.jobs.transitions import rescue_expired_chunks
 from vectormill.settings import Settings
 from vectormill.workers.workers import (
-    ALIVE_SECONDS,
     REDIS_AWAY,
     SCHEDULER,
     beat_scheduler,
@@ -109,15 +108,13 @@ def test_a_dead_worker_takes_its_leases_out_of_the_room_together_with_its_slots(
     dead, survivor = (register_worker(engine, 2, name, uuid4()) for name in ("dead", "survivor"))
     submit(engine, make_items(12))
     held = [claim_next(engine, owner=owner) for owner in (dead, dead, survivor)]
-    assert ask(engine, list_rooms, ALIVE_SECONDS) == [
+    assert ask(engine, list_rooms) == [
         WorkerCapacity(SPEC.model, 4, 3, 0, 4 * LARGEST_CHUNK_TOKENS, 3 * TOKENS)
     ]
     execute(
         engine, "UPDATE vectormill.workers SET heartbeat_at = now() - interval '16 s' WHERE name = 'dead'"
     )
-    assert ask(engine, list_rooms, ALIVE_SECONDS) == [
-        WorkerCapacity(SPEC.model, 2, 1, 0, 2 * LARGEST_CHUNK_TOKENS, TOKENS)
-    ]
+    assert ask(engine, list_rooms) == [WorkerCapacity(SPEC.model, 2, 1, 0, 2 * LARGEST_CHUNK_TOKENS, TOKENS)]
     assert ask(engine, rescue_expired_chunks) == 0  # nobody takes them before their time
     for each in held:
         complete(engine, each)
@@ -129,9 +126,7 @@ def test_a_worker_that_was_started_again_has_all_its_room(engine: Engine) -> Non
     submit(engine, make_items(8))
     claim_next(engine, owner=former)
     register_worker(engine, 2, "w", uuid4(), launcher)
-    assert ask(engine, list_rooms, ALIVE_SECONDS) == [
-        WorkerCapacity(SPEC.model, 2, 0, 0, 2 * LARGEST_CHUNK_TOKENS, 0)
-    ]
+    assert ask(engine, list_rooms) == [WorkerCapacity(SPEC.model, 2, 0, 0, 2 * LARGEST_CHUNK_TOKENS, 0)]
 
 
 def ask_for(engine: Engine, num_tokens: int) -> None:
@@ -169,7 +164,7 @@ def test_four_full_batches_of_short_texts_are_in_flight(
     with engine.begin() as connection:  # the job has run for a while, and has come to its large chunks
         connection.execute(text("UPDATE vectormill.chunks SET state = 'done' WHERE estimated_tokens < 32768"))
     dispatch_rounds(engine, monkeypatch)
-    (room,) = ask(engine, list_rooms, ALIVE_SECONDS)
+    (room,) = ask(engine, list_rooms)
     assert room.outstanding_tokens >= 4 * 32_768
     assert room.outstanding < room.slots
 
@@ -180,7 +175,7 @@ def test_a_worker_that_asks_for_no_tokens_is_given_as_many_chunks_as_it_has_slot
     ask_for(engine, 4 * TOKENS)
     register_worker(engine, slots=6)
     submit(engine, make_items(200))
-    (room,) = ask(engine, list_rooms, ALIVE_SECONDS)
+    (room,) = ask(engine, list_rooms)
     assert (room.slots, room.max_tokens) == (22, 4 * TOKENS + 6 * LARGEST_CHUNK_TOKENS)
     assert dispatch_rounds(engine, monkeypatch) == [22, 0]
 
@@ -189,7 +184,7 @@ def test_a_job_of_priority_0_is_counted_apart_from_bulk(engine: Engine) -> None:
     owner = register_worker(engine, slots=6)
     submit(engine, make_items(8), priority=0)
     claim_next(engine, owner)
-    (room,) = ask(engine, list_rooms, alive_seconds=15)
+    (room,) = ask(engine, list_rooms)
     assert (room.slots, room.outstanding, room.interactive) == (6, 0, 1)
 
 

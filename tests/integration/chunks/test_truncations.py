@@ -11,15 +11,14 @@ from tests.api_server import assert_problem, encode_waiting
 from tests.api_server import submit as submit_over_http
 from tests.database import ask, execute, load_payload
 from tests.protocol import LONG, SPEC, claim_next, complete, stack, submit
-from vectormill.jobs import truncations
+from vectormill.jobs import chunks as chunk_writes
 from vectormill.jobs.chunk import ChunkOutcome
-from vectormill.jobs.chunks import split_chunk
+from vectormill.jobs.chunks import list_truncated_items, split_chunk
 from vectormill.jobs.completion import complete_chunk
 from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, ZERO_VECTOR, Item, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import delete_job, find_job, list_item_errors, retry_job
 from vectormill.jobs.partitions import delete_removed
-from vectormill.jobs.truncations import list_truncated_items
 from vectormill.ragged import Ragged
 
 FAILED = ItemFailure(ENCODING_FAILED, "")
@@ -60,7 +59,7 @@ def test_pages_of_any_size_list_every_item_that_was_cut_once_and_in_order(engine
 
 
 def test_a_page_reads_a_bounded_number_of_payloads(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(truncations, "_CHUNKS_PER_PAGE", 2)
+    monkeypatch.setattr(chunk_writes, "_CHUNKS_PER_PAGE", 2)
     job = submit(engine, make_items(20, {1, 5, 9, 13, 17}))
     encode_all(engine, job)
     # A page begins with the chunk in which the one before ended, and that one may have nothing left.

@@ -44,13 +44,13 @@ from vectormill.domain.errors import (
     SwapRefused,
     WrongJobState,
 )
-from vectormill.jobs import twins
+from vectormill.jobs import dual_writes
 from vectormill.jobs.deletion import discard_expired_jobs, discard_job
+from vectormill.jobs.dual_writes import cancel_unwanted_jobs, change_twins
 from vectormill.jobs.export import read_results
 from vectormill.jobs.item import ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import cancel_job, find_job, list_jobs, retry_job
-from vectormill.jobs.twins import cancel_unwanted_jobs, change_twins
 
 DAY = 86_400.0
 
@@ -202,7 +202,7 @@ def test_a_twin_that_is_still_at_work_after_the_swap_writes_what_is_live_then(en
 def test_a_large_job_is_copied_by_the_run_and_not_while_its_client_waits(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(twins, "MOST_CHUNKS", 2)
+    monkeypatch.setattr(dual_writes, "MOST_CHUNKS", 2)
     put(engine, "old")
     encode_all(engine)
     building = build(engine)

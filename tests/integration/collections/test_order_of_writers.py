@@ -31,9 +31,9 @@ from vectormill.collections.swaps import discard_generation, roll_back
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.chunk import Claim
 from vectormill.jobs.chunks import split_chunk
+from vectormill.jobs.dual_writes import cancel_unwanted_jobs
 from vectormill.jobs.item import ENCODING_FAILED, Item, ItemFailure
 from vectormill.jobs.jobs import draw_seq, retry_job
-from vectormill.jobs.twins import cancel_unwanted_jobs
 from vectormill.runs.run import COMPLETED, REINDEX, Run
 from vectormill.runs.runs import create_run
 

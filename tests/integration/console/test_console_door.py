@@ -9,9 +9,8 @@ import pytest
 from fastapi.routing import APIRoute
 from sqlalchemy import Engine
 
-from api.console.guard import HEADERS
+from api.console.guard import HEADERS, SESSION_COOKIE, SESSION_SECONDS, open_session, seal_session
 from api.console.routes import CONSOLE_ROUTERS
-from api.console.sessions import SESSION_COOKIE, SESSION_SECONDS, open_session, seal_session
 from api.door.hosts import parse_trusted_proxies
 from tests.api_server import api_client, assert_problem
 from tests.database import ask

@@ -31,7 +31,7 @@ from vectormill.jobs.item import (
     NON_FINITE_VECTOR,
     ZERO_VECTOR,
 )
-from vectormill.jobs.waiting import ServingWorker
+from vectormill.jobs.wait_reasons import ServingWorker
 from worker.engine.engine import Engine
 from worker.engine.request import EncodingCancelled, EngineStopped, RunnerDied
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, text
 
-from scheduler.mender import Mender
+from scheduler.reaper import Mender
 from tests.chunk_work import encode_all, encode_as
 from tests.faulty_engine import MakeEngine, encode
 from tests.models import DEVICE

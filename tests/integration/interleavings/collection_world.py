@@ -44,11 +44,11 @@ from vectormill.files.roots import ANYWHERE
 from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
 from vectormill.jobs.completion import cancel_chunk
+from vectormill.jobs.dual_writes import change_twins
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import CANCELLING, NewJob
 from vectormill.jobs.jobs import cancel_job, draw_seq, find_job, pause_job, resume_job
 from vectormill.jobs.submission import JobWriter
-from vectormill.jobs.twins import change_twins
 from vectormill.models.registry import Registry
 from vectormill.ragged import Ragged
 from vectormill.runs.differences import Rows, RunTables, make_stage, note_vanished, stage_rows

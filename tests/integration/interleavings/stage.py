@@ -42,7 +42,7 @@ EMPTY = """
 # Where ids are drawn by which rows are ordered or locked.
 IDS = (
     "vectormill.jobs.submission.uuid4",
-    "vectormill.jobs.twins.uuid4",
+    "vectormill.jobs.dual_writes.uuid4",
     "vectormill.runs.runs.uuid4",
     "indexer.reindexing.uuid4",
 )

@@ -14,11 +14,10 @@ from tests.protocol import SPEC, claim_next, complete, make_items, register_work
 from tests.waiting import wait_for
 from vectormill.domain.errors import ModelError
 from vectormill.jobs.dispatch import list_rooms
-from vectormill.jobs.failing import LIST_STUCK_JOBS
 from vectormill.jobs.item import MODEL_NOT_LOADED
 from vectormill.jobs.jobs import find_job, list_item_errors, pause_job, retry_job
-from vectormill.jobs.waiting import explain_waits
-from vectormill.workers.workers import ALIVE_SECONDS, count_failing_workers, count_workers, list_workers
+from vectormill.jobs.wait_reasons import LIST_STUCK_JOBS, explain_waits
+from vectormill.workers.workers import count_failing_workers, count_workers, list_workers
 from worker.app import start_engine
 from worker.engine.engine import Engine as LoadedEngine
 from worker.identity import FailureNotice, WorkerIdentity
@@ -64,7 +63,7 @@ def test_a_job_waits_with_the_reason_why_no_worker_can_load_its_model(
     assert f"fake-cpu0@host is dead ({REASON})" in wait_for(explain)
     assert ask(engine, count_workers) == {}
     assert ask(engine, count_failing_workers) == 1
-    assert ask(engine, list_rooms, ALIVE_SECONDS) == []
+    assert ask(engine, list_rooms) == []
     assert [worker.report["lost_devices"] for worker in ask(engine, list_workers)] == [["cuda:0 is lost."]]
 
 

@@ -24,8 +24,8 @@ from vectormill.jobs.jobs import find_job
 from vectormill.keys import keyring
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
-from vectormill.objects.closing import close_output
 from vectormill.objects.output import HeldOutput, claim_output
+from vectormill.objects.parts import close_output
 from vectormill.problems import ApiError
 
 

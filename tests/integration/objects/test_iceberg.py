@@ -15,7 +15,7 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
-from indexer.keepers import OutputKeeper
+from indexer.loops import OutputLoop
 from tests.api_server import SMALL, api_client, assert_problem
 from tests.architecture.sources import ROOT
 from tests.database import ask, execute
@@ -31,7 +31,7 @@ from vectormill.domain.errors import InvalidOption, SpecMismatch, StorageUnavail
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job, retry_job
-from vectormill.objects import closing
+from vectormill.objects import parts
 from vectormill.objects.iceberg import JOB_PROPERTY, add_parts
 from vectormill.objects.manifest import make_part_schema, read_table
 from vectormill.settings import Settings
@@ -44,11 +44,11 @@ URL: Final = "iceberg://lake/papers.vectors"
 KILLED: Final = """
 import os, signal, sys
 from pathlib import Path
-from vectormill.objects import closing
+from vectormill.objects import parts
 from vectormill.settings import Settings
-from indexer.keepers import OutputKeeper
-closing._write_manifest = lambda *rest: os.kill(os.getpid(), signal.SIGKILL)
-OutputKeeper(sys.argv[1], Settings(lease_seconds=30), "killed").step()
+from indexer.loops import OutputLoop
+parts._write_manifest = lambda *rest: os.kill(os.getpid(), signal.SIGKILL)
+OutputLoop(sys.argv[1], Settings(lease_seconds=30), "killed").step()
 """
 
 
@@ -67,7 +67,7 @@ def catalog(
 def keep(engine: Engine, rounds: int = 10) -> str:
     """Close and sweep outputs as an indexer does, without waiting for backoffs, and return the state of the last."""
     url = engine.url.render_as_string(hide_password=False)
-    keeper = OutputKeeper(url, Settings(output_grace_seconds=1e-6), "test")
+    keeper = OutputLoop(url, Settings(output_grace_seconds=1e-6), "test")
     for _ in range(rounds):
         execute(engine, "UPDATE vectormill.job_outputs SET available_at = now()")
         if not keeper.step():
@@ -172,7 +172,7 @@ def test_a_retry_adds_only_what_failed_before(engine: Engine, catalog: Any, sinc
         run_to_end(engine, encoder, job)
         if since == "killed":
             # The table has the parts, and no manifest says so.
-            with patch.object(closing, "_write_manifest", side_effect=StorageUnavailable):
+            with patch.object(parts, "_write_manifest", side_effect=StorageUnavailable):
                 assert keep(engine, rounds=1) == "closing"
         else:
             assert keep(engine) == "swept"
@@ -200,7 +200,7 @@ def test_whoever_is_overtaken_by_another_commit_looks_again_what_is_missing(
     items = make_items(4)
     job = submit(engine, items, output_url=URL)
     encode(engine, job)
-    with patch.object(closing, "add_parts", side_effect=StorageUnavailable):
+    with patch.object(parts, "add_parts", side_effect=StorageUnavailable):
         assert keep(engine, rounds=1) == "closing"
     folder = folder_of(engine, job)
     paths = [f"file://{path}" for path in folder.glob("part-*")]

@@ -17,7 +17,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
 from api.intake import submissions
-from indexer.keepers import InputKeeper
+from indexer.loops import InputLoop
 from tests.api_server import SMALL, assert_problem, count_jobs, delete
 from tests.commands import run
 from tests.database import ask, execute
@@ -38,7 +38,7 @@ from vectormill.jobs.operations import InputBody
 from vectormill.jobs.submission import JobWriter
 from vectormill.objects import store
 from vectormill.objects.input import HeldInput, claim_input
-from vectormill.objects.submission import read_input
+from vectormill.objects.reading import read_input
 from vectormill.settings import Settings
 from vectormill.work.loop import handing_back
 from vectormill.workers.workers import beat_indexer
@@ -56,7 +56,7 @@ def url_of(engine: Engine) -> str:
 
 def read_inputs(engine: Engine, **settings: Any) -> int:
     """Read inputs as an indexer does; return their number."""
-    keeper, number = InputKeeper(url_of(engine), Settings(chunk_max_items=2, **settings), "test"), 0
+    keeper, number = InputLoop(url_of(engine), Settings(chunk_max_items=2, **settings), "test"), 0
     while keeper.step():
         number += 1
     keeper.close()

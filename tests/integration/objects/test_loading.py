@@ -32,7 +32,7 @@ from vectormill.objects.loading.load import OTHER_BYTES, LoadProgress, count_row
 from vectormill.objects.loading.pgvector import open_postgres
 from vectormill.objects.loading.qdrant import refuse_unfit
 from vectormill.objects.manifest import read_table
-from vectormill.objects.submission import add_objects
+from vectormill.objects.reading import add_objects
 from vectormill.settings import Settings
 
 ITEMS = [

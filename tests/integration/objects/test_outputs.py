@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine, text
 
-from indexer import keepers
-from indexer.keepers import OutputKeeper
+from indexer import loops
+from indexer.loops import OutputLoop
 from tests.database import ask, execute
 from tests.integration.objects.conftest import Place
 from tests.kinds import RECORDS, SCORES, numbers_of, records_of
@@ -35,7 +35,7 @@ from vectormill.jobs.submission import JobWriter
 from vectormill.objects.manifest import MANIFEST, read_batches, read_manifest, read_table
 from vectormill.objects.output import CLOSING, HeldOutput
 from vectormill.objects.parts import name_part, write_staged
-from vectormill.objects.submission import add_objects
+from vectormill.objects.reading import add_objects
 from vectormill.ragged import Ragged
 from vectormill.settings import Settings
 
@@ -425,9 +425,9 @@ def test_a_small_output_does_not_wait_behind_a_large_one(
         else:
             is_closed.set()
 
-    monkeypatch.setattr(keepers, "close_output", close)
+    monkeypatch.setattr(loops, "close_output", close)
     url = engine.url.render_as_string(hide_password=False)
-    with OutputKeeper(url, Settings(), "test"):
+    with OutputLoop(url, Settings(), "test"):
         try:
             assert is_closed.wait(10)
         finally:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine
 
-from indexer.keepers import OutputKeeper
+from indexer.loops import OutputLoop
 from tests.database import ask, execute
 from tests.environments import make_environment, make_node_package
 from tests.integration.objects.test_outputs import assert_vectors, submit_rows
@@ -122,7 +122,7 @@ def box(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 def keep(engine: Engine) -> None:
     """Close and sweep outputs, as an indexer does."""
     url = engine.url.render_as_string(hide_password=False)
-    keeper = OutputKeeper(url, Settings(output_grace_seconds=1e-6), "test")
+    keeper = OutputLoop(url, Settings(output_grace_seconds=1e-6), "test")
 
     def is_swept() -> bool:
         """Take a step; a store tells the age of objects in whole seconds, so that the sweep may have to wait."""

@@ -30,7 +30,7 @@ from vectormill.jobs.chunk import (
 )
 from vectormill.jobs.item import Items, find_text_failure, split_pair
 from vectormill.objects import reference, store
-from vectormill.objects.cutting import ChunkLimits, choose_format, cut_object
+from vectormill.objects.reading import ChunkLimits, choose_format, cut_object
 from vectormill.objects.reference import ItemReference, RowGroups
 from vectormill.objects.store import find_objects, normalize, refuse_outside
 from vectormill.rows.columns import Columns
@@ -94,7 +94,7 @@ def test_each_format_gives_the_rows_that_it_has_however_small_its_blocks_are(
     format: InputName, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.write(f"in/rows.{format}", WRITERS[format](ROWS))
-    monkeypatch.setattr("vectormill.objects.cutting.PART_BYTES", 50)  # a row lies in several blocks
+    monkeypatch.setattr("vectormill.objects.reading.PART_BYTES", 50)  # a row lies in several blocks
     references = list(cut_all(f"{place.url}/in/rows.{format}"))
     assert len(references) > 2
     items = read_all(references)

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, event, text
 
-from indexer.keepers import OutputKeeper
+from indexer.loops import OutputLoop
 from tests.database import ask, execute, load_payload
 from tests.integration.objects.conftest import Place
 from tests.integration.work.test_contract import Killed
@@ -30,7 +30,7 @@ from vectormill.files.roots import ANYWHERE, Roots
 from vectormill.jobs.chunk import ChunkOutcome
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure, Items
 from vectormill.jobs.jobs import retry_job
-from vectormill.objects import closing
+from vectormill.objects import parts
 from vectormill.objects.manifest import read_table
 from vectormill.objects.parts import write_staged
 from vectormill.settings import Settings
@@ -73,7 +73,7 @@ class World:
         self.num_moments = self.depth = 0
         self.faults: list[AssertionError] = []
         self.job = submit(engine, make_items(NUM_ITEMS), output_url=self.url, chunk_max_items=2)
-        self.keeper = OutputKeeper(url, Settings(output_grace_seconds=1e-6), "test")
+        self.keeper = OutputLoop(url, Settings(output_grace_seconds=1e-6), "test")
 
     @property
     def url(self) -> str:
@@ -252,7 +252,7 @@ def run_history(
     world = World(engine, url, place)
     world.meanwhile = [act.__get__(world) for act in meanwhile]
     world.interruptions = dict(interruptions)
-    with patch.object(closing, "PART_BYTES", PART_BYTES), world.watched():
+    with patch.object(parts, "PART_BYTES", PART_BYTES), world.watched():
         for act in acts:
             world.act(act.__get__(world))
         world.finish()
@@ -292,7 +292,7 @@ def test_a_closing_that_is_interrupted_at_any_moment_shows_no_row_twice(
         world = World(engine, database_url, place)
         world.encode_badly()
         world.encode_all()
-        with patch.object(closing, "PART_BYTES", PART_BYTES), world.watched():
+        with patch.object(parts, "PART_BYTES", PART_BYTES), world.watched():
             # The job is tried again while its output is being closed, and another process closes it.
             world.interruptions = {moment: num_acts}
             world.meanwhile = [world.retry, world.encode, world.keep]

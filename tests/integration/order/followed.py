@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import text
 
-from scheduler.mender import Mender
+from scheduler.reaper import Mender
 from tests.database import ask, execute, load_payload
 from tests.faulty_workers import ProvenWorker
 from tests.integration.order.ledger import Ledger, Value, Write

@@ -32,7 +32,7 @@ from tests.database import ask, execute
 from vectormill.collections.sizing import estimate_row_bytes
 from vectormill.domain.encoding import DEFAULT_MODEL
 from vectormill.models.registry import Registry
-from vectormill.quotes import objects, sources
+from vectormill.quotes import sampling
 from vectormill.quotes.quote import FEW_POWER, LEAST_FACTOR
 from vectormill.rows.decoding import DELIMITERS
 from vectormill.workers.workers import beat_worker
@@ -232,7 +232,7 @@ def test_of_a_query_postgres_counts_all_rows_and_draws_some(engine: Engine, clie
 def test_a_query_that_takes_too_long_is_counted_by_the_planner(
     engine: Engine, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(sampling, "PATIENCE_SECONDS", 1.0)
     # 30,000 rows take half a minute, and the first 256 a quarter of a second.
     query = (
         "SELECT i AS key, 'text ' || i AS text, pg_sleep(0.001) FROM generate_series(1, 30000) AS i OFFSET 0"
@@ -247,7 +247,7 @@ def test_a_query_that_takes_too_long_is_counted_by_the_planner(
 
 
 @pytest.mark.parametrize("format", ["jsonl", "csv", "parquet"])
-@pytest.mark.parametrize("whole_bytes", [objects.WHOLE_BYTES, 0])
+@pytest.mark.parametrize("whole_bytes", [sampling.WHOLE_BYTES, 0])
 def test_objects_are_read_whole_if_they_are_small_and_else_in_parts(
     client: httpx.Client,
     engine: Engine,
@@ -257,7 +257,7 @@ def test_objects_are_read_whole_if_they_are_small_and_else_in_parts(
     whole_bytes: int,
 ) -> None:
     monkeypatch.setattr("api.intake.submissions.WHOLE_BYTES", whole_bytes)
-    monkeypatch.setattr(objects, "PART_BYTES", 5000)
+    monkeypatch.setattr(sampling, "PART_BYTES", 5000)
     texts = ["word " * (1 + number % 9) for number in range(20_000)]
     for part in range(40):
         path, some = tmp_path / "in" / f"{part}.{format}", texts[500 * part : 500 * part + 500]
@@ -347,7 +347,7 @@ def test_parts_begin_within_quotes_and_rows_are_longer_than_a_part(
     num_lines: int,
 ) -> None:
     monkeypatch.setattr("api.intake.submissions.WHOLE_BYTES", 0)
-    monkeypatch.setattr(objects, "PART_BYTES", 5000)
+    monkeypatch.setattr(sampling, "PART_BYTES", 5000)
     body = "\n".join(['said, "so" it, is', "some\twords of\ta line, of a ticket,"] * num_lines)
     path, num_rows = tmp_path / "in" / f"rows.{format}", 4000 // num_lines
     rows = [{"id": number, "body": body} for number in range(num_rows)]

@@ -35,7 +35,7 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import Connection, Engine, text
 
-from scheduler.mender import Mender
+from scheduler.reaper import Mender
 from scheduler.scrubber import Scrubber
 from tests.database import ask, execute, load_payload
 from tests.faulty_workers import ProvenWorker, mend_pages
@@ -94,7 +94,7 @@ from vectormill.jobs.transitions import (
     rescue_unclaimed_chunks,
 )
 from vectormill.objects.manifest import read_table
-from vectormill.objects.submission import add_objects
+from vectormill.objects.reading import add_objects
 from vectormill.settings import Settings
 from worker.chunk.commit import PostgresSink
 

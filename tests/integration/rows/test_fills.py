@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, text
 
-from indexer.filling import end_fill
-from scheduler.mender import Mender
+from indexer.reindexing import end_fill
+from scheduler.reaper import Mender
 from scheduler.scrubber import Scrubber
 from tests.api_server import encoding_meanwhile
 from tests.building import NEXT, build, encode_all, make_context, make_run, put, swap
@@ -243,7 +243,7 @@ def test_rows_of_a_fill_that_are_encoded_again_replace_the_faulty_ones(
     if when == "open":
         mend()
     elif when == "closed":
-        monkeypatch.setattr("indexer.filling.analyze_table", begin_to_merge)
+        monkeypatch.setattr("indexer.reindexing.analyze_table", begin_to_merge)
     end(engine, building)
     if when == "merged":
         mend()
@@ -305,7 +305,7 @@ def test_a_commit_after_the_fill_was_closed_is_not_lost(engine: Engine) -> None:
     assert first.is_fill
     complete(engine, first)
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr("indexer.filling.finish_fill", lambda *_: None)
+        patches.setattr("indexer.reindexing.finish_fill", lambda *_: None)
         end(engine, building)
     complete(engine, second)
     assert count(engine, building.table_name) == 1

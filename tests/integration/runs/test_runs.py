@@ -24,8 +24,8 @@ from tests.indexers import (
 from tests.protocol import make_items, submit, vector_of
 from tests.waiting import wait_for
 from vectormill.collections.items import delete_items
+from vectormill.jobs.duplicate_keys import DuplicateFinder
 from vectormill.jobs.item import Item
-from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.runs.run import RunCounts
 from vectormill.runs.runs import cancel_run, confirm_run
 
@@ -163,13 +163,13 @@ def test_a_key_that_the_source_has_twice_changes_nothing(engine: Engine) -> None
 
 
 def test_two_keys_with_one_hash_are_no_duplicate(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Mistaken(KeyLedger):
+    class Mistaken(DuplicateFinder):
         """A ledger that meets a collision among any keys."""
 
         def find_duplicate(self, *_: object) -> tuple[int, int]:
             return 2, 5
 
-    monkeypatch.setattr(reindexing, "KeyLedger", Mistaken)
+    monkeypatch.setattr(reindexing, "DuplicateFinder", Mistaken)
     build(engine, ROWS)
 
 

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from indexer.follower import Follower
-from indexer.keepers import keep_next
+from indexer.loops import keep_next
 from scheduler.index_maintainer import IndexMaintainer
 from scheduler.main import fire_due_schedules
 from scheduler.pruner import Pruner
@@ -36,7 +36,6 @@ from vectormill.objects.output import claim_output
 from vectormill.runs.runs import claim_run
 from vectormill.settings import Settings
 from vectormill.webhooks.webhooks import claim_deliveries
-from vectormill.workers.workers import ALIVE_SECONDS
 
 SETTINGS: Final = Settings()
 MODELS: Final = [f"model-{number}" for number in range(NUM_MODELS)]
@@ -123,7 +122,7 @@ def full(postgres_url: str) -> Iterator[Engine]:
 
 def dispatch(engine: Engine) -> None:
     with engine.begin() as connection:
-        list_rooms(connection, ALIVE_SECONDS)
+        list_rooms(connection)
         aged = list_aged_jobs(connection, MODELS, 600.0, 100)
         demands = list_demands(connection, MODELS, 500, aged)
         assert demands

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 
 from api.app import create_app
 from api.dependencies import CollectionName, JobId, ResourcesDependency
-from api.intake.idempotency import IdempotencyKey
+from api.intake.requests import IdempotencyKey
 from api.problems import register_handlers
 from api.serving import OperationRoute, serve
 from vectormill.domain.errors import InvalidItem

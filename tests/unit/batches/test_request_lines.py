@@ -8,18 +8,20 @@ import pytest
 
 from api.openai.embeddings import read_checked_inputs
 from tests.request_batches import line, write
-from vectormill.batches.endpoints import EMBEDDINGS_DECODER, RERANK_DECODER, resolve_spec
-from vectormill.batches.request_batch import EMBEDDINGS, RERANK, parse_window
-from vectormill.batches.request_lines import (
+from vectormill.batches.endpoints import (
+    EMBEDDINGS_DECODER,
+    RERANK_DECODER,
     RefusedLine,
     RequestLine,
     make_key,
     parse_line,
+    resolve_spec,
     split_key,
 )
+from vectormill.batches.request_batch import EMBEDDINGS, RERANK, parse_window
 from vectormill.domain.errors import InvalidOption
+from vectormill.jobs.duplicate_keys import DuplicateFinder
 from vectormill.jobs.item import pair_with_each
-from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.rows.decoding import number_lines
 from vectormill.settings import Settings
@@ -110,7 +112,7 @@ def test_a_window_is_a_number_of_minutes_hours_or_days() -> None:
 
 
 def test_every_key_that_comes_again_is_found_by_its_place() -> None:
-    ledger = KeyLedger()
+    ledger = DuplicateFinder()
     num_keys = 200_000  # more than one block
     for number in range(num_keys):
         ledger.add(str(number).encode())
@@ -118,4 +120,4 @@ def test_every_key_that_comes_again_is_found_by_its_place() -> None:
         ledger.add(str(number).encode())
     assert ledger.find_repeated().tolist() == [num_keys, num_keys + 1, num_keys + 2]
     ledger.close()
-    assert KeyLedger().find_repeated().tolist() == []
+    assert DuplicateFinder().find_repeated().tolist() == []

@@ -7,13 +7,21 @@ import pytest
 from vectormill.domain.encoding import DEFAULT_MODEL, PASSAGES, EncodingOptions
 from vectormill.jobs.item import Item, Items
 from vectormill.models.registry import Registry, make_spec
-from vectormill.quotes import token_counts
-from vectormill.quotes.figure import Figure
-from vectormill.quotes.quote import FEW_POWER, LEAST_FACTOR, MOST_FACTOR, Speed, find_queue, fit_speed
+from vectormill.quotes import quote as quoting
+from vectormill.quotes.estimate import Estimate
+from vectormill.quotes.quote import (
+    FEW_POWER,
+    LEAST_FACTOR,
+    MOST_FACTOR,
+    Speed,
+    Workload,
+    estimate_sizes,
+    find_queue,
+    fit_speed,
+)
 from vectormill.quotes.sample import KEPT_BYTES, MOST_HASHES, MOST_ROWS, TextSample
-from vectormill.quotes.sizes import Workload, estimate_sizes
 
-RATE = Figure(100, 50, 200)
+RATE = Estimate(100, 50, 200)
 
 
 def sample(texts: list[bytes]) -> TextSample:
@@ -27,7 +35,7 @@ def sample(texts: list[bytes]) -> TextSample:
 def test_few_rows_are_all_in_the_sample_and_repeats_are_counted() -> None:
     found = sample([b"one", b"two", b"one", b"one"])
     assert (found.is_whole, found.num_rows, len(found.drawn)) == (True, 4, 4)
-    assert found.repeated == Figure.exact(0.5)
+    assert found.repeated == Estimate.exact(0.5)
     assert found.mean_bytes == (1, 3, 0)
 
 
@@ -45,10 +53,10 @@ def test_of_texts_in_the_order_of_their_length_random_ones_are_counted(
     card = Registry({}).card(DEFAULT_MODEL)
     spec = make_spec(card, EncodingOptions(long_texts=PASSAGES))
     drawn = sample([b"word " * (10 + 4 * number) for number in range(400)][::step]).drawn
-    whole = token_counts.count_tokens(card, spec, drawn)
+    whole = quoting.count_tokens(card, spec, drawn)
     assert (len(whole.num_tokens), int(whole.num_estimated.sum())) == (400, 0)
-    monkeypatch.setattr(token_counts, "MOST_BYTES", 400_000)
-    some = token_counts.count_tokens(card, spec, drawn)
+    monkeypatch.setattr(quoting, "MOST_BYTES", 400_000)
+    some = quoting.count_tokens(card, spec, drawn)
     assert 50 < len(some.num_tokens) < 150
     assert some.num_tokens.mean() == pytest.approx(whole.num_tokens.mean(), rel=0.2)
     assert some.is_long.mean() == pytest.approx(whole.is_long.mean(), abs=0.1)
@@ -76,16 +84,16 @@ def test_the_share_of_repeated_texts_is_found_among_more_than_can_be_kept(share:
 
 
 def test_an_interval_of_a_share_holds_it_as_often_as_it_says() -> None:
-    assert Figure.of_share(0, 2000, is_whole=False).most == pytest.approx(0.0019, abs=0.0001)
-    middle = Figure.of_share(500, 2000, is_whole=False)
+    assert Estimate.of_share(0, 2000, is_whole=False).most == pytest.approx(0.0019, abs=0.0001)
+    middle = Estimate.of_share(500, 2000, is_whole=False)
     assert (middle.least, middle.most) == pytest.approx((0.2315, 0.2694), abs=0.0002)
-    assert Figure.of_share(1, 4, is_whole=True) == Figure.exact(0.25)
+    assert Estimate.of_share(1, 4, is_whole=True) == Estimate.exact(0.25)
 
 
 def test_intervals_are_multiplied_and_divided_by_their_ends() -> None:
-    assert Figure(10, 8, 12) * Figure(2, 1, 3) == Figure(20, 8, 36)
-    assert Figure(1000, 800, 1200) / RATE == Figure(10, 4, 24)
-    assert Figure(0.25, 0.2, 0.5).rest == Figure(0.75, 0.5, 0.8)
+    assert Estimate(10, 8, 12) * Estimate(2, 1, 3) == Estimate(20, 8, 36)
+    assert Estimate(1000, 800, 1200) / RATE == Estimate(10, 4, 24)
+    assert Estimate(0.25, 0.2, 0.5).rest == Estimate(0.75, 0.5, 0.8)
 
 
 def test_the_costs_of_a_text_and_of_a_token_are_found_from_jobs_of_different_lengths() -> None:
@@ -130,7 +138,7 @@ def test_few_or_odd_measurements_give_a_wide_interval_and_no_negative_cost() -> 
 
 
 def test_scores_have_no_index_and_no_time_is_told_without_a_rate() -> None:
-    rows = Figure.exact(1000)
+    rows = Estimate.exact(1000)
     scores = estimate_sizes(Workload(rows, rows, "float32", 3, 100, has_vectors=False), None, 4)
     vectors = estimate_sizes(Workload(rows, rows, "float32", 3, 100), RATE, 4)
     assert (scores["index_bytes"], scores["index_seconds"], scores["seconds"]) == (None, None, None)
@@ -144,12 +152,12 @@ def test_scores_have_no_index_and_no_time_is_told_without_a_rate() -> None:
 def test_more_urgent_jobs_come_first_and_others_take_turns() -> None:
     speed = Speed(0.0, 0.01, 1, 2.0)
     waiting = find_queue(
-        [(2, 10, 50.0), (5, 100, 300.0), (5, 1, 200.0), (5, 9, None)], 5, Figure.exact(10), speed
+        [(2, 10, 50.0), (5, 100, 300.0), (5, 1, 200.0), (5, 9, None)], 5, Estimate.exact(10), speed
     )
     # Five seconds first; then as many of the large job as the own has, and all of the small one.
     assert waiting.value == pytest.approx(5 + 10 + 2)
     assert (waiting.least, waiting.most) == pytest.approx((5 / 2, (5 + 300 + 2) * 2))
-    assert find_queue([], 5, Figure.exact(10), speed) == Figure.exact(0)
+    assert find_queue([], 5, Estimate.exact(10), speed) == Estimate.exact(0)
 
 
 def test_the_estimate_of_an_index_holds_what_builds_took() -> None:
@@ -160,7 +168,7 @@ def test_the_estimate_of_an_index_holds_what_builds_took() -> None:
         (100_000, (8, 32), 2, 20.8),
         (5_000_000, (8, 32), 2, 1250),
     ):
-        load = Workload(Figure.exact(num_rows), Figure.exact(17), "float16", 384, 80, graph=graph)
+        load = Workload(Estimate.exact(num_rows), Estimate.exact(17), "float16", 384, 80, graph=graph)
         told = estimate_sizes(load, None, cores)["index_seconds"]
         assert told.least < seconds < told.most, (num_rows, graph)
         assert told.most < 2.5 * told.least, "an interval that holds everything tells nothing"

@@ -34,8 +34,8 @@ from vectormill.files.ndjson import encode_line
 from vectormill.files.roots import ANYWHERE
 from vectormill.jobs.chunk import TokenEstimate
 from vectormill.jobs.item import Item, Items, find_side_failure
-from vectormill.objects import cutting
-from vectormill.objects.cutting import ChunkLimits, cut_object
+from vectormill.objects import reading
+from vectormill.objects.reading import ChunkLimits, cut_object
 from vectormill.objects.store import find_objects
 from vectormill.rows.columns import Columns
 from vectormill.rows.decoding import DELIMITERS, RowBatch, read_lines_of, read_rows
@@ -199,7 +199,7 @@ def test_every_format_whole_or_cut_anywhere_gives_the_same_items(
     ]
     limits = ChunkLimits(most_items, max_bytes=60, max_row_bytes=1000)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cutting, "PART_BYTES", size)
+        patch.setattr(reading, "PART_BYTES", size)
         for format, write in WRITERS.items():
             path = Path(folder, f"rows.{format}")
             path.write_bytes(write(rows))

@@ -1,4 +1,4 @@
-"""Put chunks back whose results were computed by a model process that turned out to be faulty (decision 0078)."""
+"""Recomputation: put chunks back whose results a faulty model process has computed (decision 0078)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Figure: a number that is not known exactly, with the interval in which it is expected."""
+"""Estimate: a number that is not known exactly, with the interval in which it is expected."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ DEVIATIONS = 1.96
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Estimate:
     """A likely value between the least and the most that it may be. None of them is negative."""
 
     value: float
@@ -40,20 +40,20 @@ class Figure:
         half = DEVIATIONS * spread / (1 + square / num_sampled)
         return cls(share, max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half)))
 
-    def __add__(self, other: "Figure") -> "Figure":
-        return Figure(self.value + other.value, self.least + other.least, self.most + other.most)
+    def __add__(self, other: "Estimate") -> "Estimate":
+        return Estimate(self.value + other.value, self.least + other.least, self.most + other.most)
 
-    def __mul__(self, other: "Figure | float") -> "Figure":
-        by = other if isinstance(other, Figure) else Figure.exact(other)
-        return Figure(self.value * by.value, self.least * by.least, self.most * by.most)
+    def __mul__(self, other: "Estimate | float") -> "Estimate":
+        by = other if isinstance(other, Estimate) else Estimate.exact(other)
+        return Estimate(self.value * by.value, self.least * by.least, self.most * by.most)
 
-    def __truediv__(self, other: "Figure") -> "Figure":
-        return Figure(self.value / other.value, self.least / other.most, self.most / other.least)
+    def __truediv__(self, other: "Estimate") -> "Estimate":
+        return Estimate(self.value / other.value, self.least / other.most, self.most / other.least)
 
-    def at_least(self, least: float) -> "Figure":
-        return Figure(*(max(least, value) for value in (self.value, self.least, self.most)))
+    def at_least(self, least: float) -> "Estimate":
+        return Estimate(*(max(least, value) for value in (self.value, self.least, self.most)))
 
     @property
-    def rest(self) -> "Figure":
+    def rest(self) -> "Estimate":
         """Return what is left of 1."""
-        return Figure(1 - self.value, 1 - self.most, 1 - self.least)
+        return Estimate(1 - self.value, 1 - self.most, 1 - self.least)

@@ -1,4 +1,4 @@
-"""KeyLedger: a duplicate-key detector that finds two equal keys among millions in bounded memory."""
+"""DuplicateFinder: finds two equal keys among millions in bounded memory."""
 
 import errno
 import hashlib
@@ -24,7 +24,7 @@ BYTES_PER_KEY: Final = 8 + _ROW.itemsize
 _Rows = tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]
 
 
-class KeyLedger:
+class DuplicateFinder:
     """A detector of duplicate keys, which keeps a hash of 8 bytes for each key.
 
     Beyond 65,536 keys the hashes are spilled to a temporary file. Two different keys among ten million have

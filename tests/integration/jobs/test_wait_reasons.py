@@ -20,11 +20,11 @@ from tests.protocol import (
     submit,
 )
 from tests.statements import name_statement
-from vectormill.jobs import waiting
+from vectormill.jobs import wait_reasons
 from vectormill.jobs.chunks import release_chunk
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job, list_jobs, pause_job
-from vectormill.jobs.waiting import RecentAnswers, explain_waits
+from vectormill.jobs.wait_reasons import RecentAnswers, explain_waits
 from vectormill.workers.workers import beat_scheduler, beat_worker
 
 REPORT = {"revision": SPEC.revision, "pooling": SPEC.pooling, "state": "running"}
@@ -155,7 +155,7 @@ def test_a_large_answer_is_shared_for_a_second_and_a_small_one_is_not(
     def read() -> int:
         return len(ask(engine, recent.read, names, {"models": [SPEC.model]}, str))
 
-    monkeypatch.setattr(waiting, "LARGE_ANSWER", 2)
+    monkeypatch.setattr(wait_reasons, "LARGE_ANSWER", 2)
     assert read() == 0
     register_worker(engine, name="a")
     assert read() == 1

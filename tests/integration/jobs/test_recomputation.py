@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, text
 
-from scheduler.mender import Mender
+from scheduler.reaper import Mender
 from tests.api_server import api_client
 from tests.building import build
 from tests.database import ask, execute, load_payload
@@ -42,7 +42,7 @@ from vectormill.jobs.item import (
 )
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, pause_job, resume_job, retry_job
-from vectormill.jobs.mending import LIST_SUSPECT, list_computed_chunks, list_suspect_chunks
+from vectormill.jobs.recomputation import LIST_SUSPECT, list_computed_chunks, list_suspect_chunks
 from vectormill.workers.proofs import (
     begin_period,
     count_failed_periods,
@@ -445,7 +445,7 @@ def test_the_halves_of_a_chunk_that_is_split_while_it_is_looked_for_are_mended(
         ask(engine, split_chunk, claimed, "lost twice")
         return 10**9, found
 
-    monkeypatch.setattr("scheduler.mender.list_computed_chunks", list_before_others)
+    monkeypatch.setattr("scheduler.reaper.list_computed_chunks", list_before_others)
     fail_and_mend(engine, periods[1])
     assert answers[0] == [claimed.chunk_id]
     ended = encode(engine, job, [periods[2]] * 2)

@@ -15,6 +15,10 @@ from sqlalchemy import Connection, TextClause, text
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ModelNotServed
+from vectormill.jobs.chunk import read_known
+from vectormill.jobs.chunks import claim_chunk
+from vectormill.jobs.completion import fail_chunk
+from vectormill.jobs.item import MODEL_NOT_LOADED, Item, ItemFailure
 from vectormill.jobs.job import (
     DISPATCHED_JOB_STATES,
     INTERACTIVE_PRIORITY,
@@ -24,8 +28,8 @@ from vectormill.jobs.job import (
 )
 from vectormill.jobs.operations import JobBody, describe_job
 from vectormill.workers.workers import (
-    ALIVE_SECONDS,
     INDEXER,
+    IS_ALIVE,
     REDIS_AWAY,
     REDIS_FULL,
     SCHEDULER,
@@ -113,8 +117,15 @@ def explain_wait(job: Job, around: ClusterState) -> str | None:
     mine = next((chunks for chunks in around.in_hand if chunks.job_id == job.id), None)
     if mine is not None and mine.num_leased:
         return None
-    if (silence := _tell_no_dispatch(around)) is not None:
-        return silence
+    if not around.is_scheduler_alive:
+        return "There is no live scheduler, so nothing is dispatched; start one with `vectormill scheduler`."
+    if around.is_redis_away:
+        return "The scheduler cannot reach Redis; the job continues automatically when Redis is back."
+    if around.is_redis_full:
+        return (
+            "Redis responds but accepts no messages, most likely because its memory is full; raise maxmemory or "
+            "remove other data. The job then continues automatically."
+        )
     if mine is not None and mine.oldest_queued_seconds > UNCLAIMED_SECONDS:
         return (
             "Its chunks are queued in Redis, but no worker takes them; the workers' logs show whether they can reach "
@@ -127,23 +138,22 @@ def explain_wait(job: Job, around: ClusterState) -> str | None:
     return None
 
 
-def explain_unread(job: Job, *, is_indexer_alive: bool) -> str | None:
-    """Explain why no indexer reads the objects of a job; None if one does, or is about to."""
-    if not is_indexer_alive:
-        return "There is no live indexer, which reads the objects of this job; start one with `vectormill indexer`."
-    if job.input_error is not None:
-        return f"Its objects could not be read and are tried again: {job.input_error}"
-    return None
-
-
 def explain_absence(spec: EncodingSpec, workers: Sequence[ServingWorker]) -> str | None:
     """Explain why none of the live workers can encode with this spec; None if one can."""
     serving = [worker for worker in workers if worker.model == spec.model]
     fitting = [worker for worker in serving if worker.has_model_of(spec)]
     if not serving:
-        return _tell_no_worker(spec.model, workers)
+        others = sorted({worker.model for worker in workers})
+        served = f" Live workers serve {_enumerate(others)}." if others else ""
+        return f"No live worker serves {spec.model}; start one with `vectormill worker --model {spec.model}`.{served}"
     if not fitting:
-        return _tell_other_models(spec, serving)
+        held = sorted({_describe(worker.revision, worker.pooling) for worker in serving})
+        asked = _describe(spec.revision, spec.model_pooling)
+        return (
+            f"No live worker serves {spec.model} with {asked}, as the job requires; live workers have "
+            f"{_enumerate(held)}. Start one with that model (`vectormill worker --model {spec.model}`), or cancel the "
+            "job and submit it again."
+        )
     if not any(worker.is_ready for worker in fitting):
         return _tell_not_ready(spec.model, fitting)
     return None
@@ -158,34 +168,6 @@ def explain_load_failure(spec: EncodingSpec, workers: Sequence[ServingWorker], s
     if not fitting or any(worker.slots or worker.seconds_since_start < seconds for worker in fitting):
         return None
     return _tell_not_ready(spec.model, fitting)
-
-
-def _tell_no_dispatch(around: ClusterState) -> str | None:
-    if not around.is_scheduler_alive:
-        return "There is no live scheduler, so nothing is dispatched; start one with `vectormill scheduler`."
-    if around.is_redis_away:
-        return "The scheduler cannot reach Redis; the job continues automatically when Redis is back."
-    if around.is_redis_full:
-        return (
-            "Redis responds but accepts no messages, most likely because its memory is full; raise maxmemory or "
-            "remove other data. The job then continues automatically."
-        )
-    return None
-
-
-def _tell_no_worker(model: str, workers: Sequence[ServingWorker]) -> str:
-    others = sorted({worker.model for worker in workers})
-    served = f" Live workers serve {_enumerate(others)}." if others else ""
-    return f"No live worker serves {model}; start one with `vectormill worker --model {model}`.{served}"
-
-
-def _tell_other_models(spec: EncodingSpec, serving: Sequence[ServingWorker]) -> str:
-    held = sorted({_describe(worker.revision, worker.pooling) for worker in serving})
-    asked = _describe(spec.revision, spec.model_pooling)
-    return (
-        f"No live worker serves {spec.model} with {asked}, as the job requires; live workers have {_enumerate(held)}. "
-        f"Start one with that model (`vectormill worker --model {spec.model}`), or cancel the job and submit it again."
-    )
 
 
 def _describe(revision: str | None, pooling: str | None) -> str:
@@ -208,7 +190,9 @@ def _tell_busy(job: Job, serving: Sequence[ServingWorker], in_hand: Iterable[Dis
     ]
     num_chunks = sum(chunks.num_queued + chunks.num_leased for chunks in others)
     has_slots = num_chunks < sum(worker.slots for worker in serving)
-    if has_slots and sum(chunks.num_tokens for chunks in others) < _count_tokens(serving):
+    bounds = [worker.max_tokens_in_flight for worker in serving]
+    most_tokens = math.inf if None in bounds else sum(bound or 0 for bound in bounds)
+    if has_slots and sum(chunks.num_tokens for chunks in others) < most_tokens:
         return None  # the dispatcher uses the free capacity within a second
     num_urgent = sum(chunks.priority < job.priority for chunks in others)
     jobs = "another job" if len(others) == 1 else f"{len(others)} other jobs"
@@ -218,12 +202,6 @@ def _tell_busy(job: Job, serving: Sequence[ServingWorker], in_hand: Iterable[Dis
     return f"All workers for {model} are busy with {jobs}{urgent}; this job will get its turn."
 
 
-def _count_tokens(serving: Iterable[ServingWorker]) -> float:
-    """Return the total token capacity of these workers; infinite if one reports no limit."""
-    bounds = [worker.max_tokens_in_flight for worker in serving]
-    return math.inf if None in bounds else sum(bound for bound in bounds if bound is not None)
-
-
 def _enumerate(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_MAX_NAMES])
     return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"
@@ -231,15 +209,14 @@ def _enumerate(names: Sequence[str]) -> str:
 
 # Each report is a few kilobytes of JSON, so only those of workers for the models in question are parsed, and
 # only once.
-LIST_SERVING_WORKERS = text("""
+LIST_SERVING_WORKERS = text(f"""
     SELECT name, model, slots, told.revision, told.pooling, told.state, told.state_reason,
            max_tokens_in_flight, extract(epoch FROM now() - started_at)::float8 AS seconds_since_start,
            told.aliases
       FROM vectormill.workers
-     CROSS JOIN LATERAL jsonb_to_record(CASE WHEN model = ANY(CAST(:models AS text[])) THEN report ELSE '{}' END)
+     CROSS JOIN LATERAL jsonb_to_record(CASE WHEN model = ANY(CAST(:models AS text[])) THEN report ELSE '{{}}' END)
                      AS told (revision text, pooling text, state text, state_reason text, aliases text[])
-     WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds)
-     ORDER BY name LIMIT 10000
+     WHERE {IS_ALIVE} ORDER BY name LIMIT 10000
 """)
 
 # Each state has its own SELECT, so that each reads its partial index; see LIST_ROOMS. There are as many rows
@@ -320,8 +297,15 @@ RECENT: Final = RecentAnswers()
 def explain_waits(connection: Connection, jobs: Sequence[Job]) -> dict[UUID, str]:
     """Return by job id the reason why each job makes no progress; jobs that do, or have ended, are left out."""
     unread = [job for job in jobs if job.is_left_to_indexer]
-    is_indexed = not unread or INDEXER in list_signs_of_life(connection)
-    unread_reasons = {job.id: explain_unread(job, is_indexer_alive=is_indexed) for job in unread}
+    unread_reasons: dict[UUID, str | None] = {}
+    if unread and INDEXER not in list_signs_of_life(connection):
+        reason = "There is no live indexer, which reads the objects of this job; start one with `vectormill indexer`."
+        unread_reasons = {job.id: reason for job in unread}
+    else:
+        for job in unread:
+            if job.input_error is not None:
+                reason = f"Its objects could not be read and are tried again: {job.input_error}"
+                unread_reasons[job.id] = reason
     waiting = [job for job in jobs if job.state in STEERABLE_JOB_STATES]
     around = load_surroundings(connection, [job for job in waiting if job.state != PAUSED])
     reasons = unread_reasons | {job.id: explain_wait(job, around) for job in waiting}
@@ -344,8 +328,7 @@ def make_job_body(connection: Connection, job: Job) -> JobBody:
 
 def list_serving_workers(connection: Connection, model: str) -> list[ServingWorker]:
     """List the live workers, with the reports of those that serve this model."""
-    values = {"models": [model], "alive_seconds": ALIVE_SECONDS}
-    return [ServingWorker(*row) for row in connection.execute(LIST_SERVING_WORKERS, values)]
+    return [ServingWorker(*row) for row in connection.execute(LIST_SERVING_WORKERS, {"models": [model]})]
 
 
 def refuse_unserved(connection: Connection, spec: EncodingSpec) -> None:
@@ -382,8 +365,7 @@ def load_surroundings(connection: Connection, jobs: Sequence[Job]) -> ClusterSta
     if not jobs:
         return nothing
     models = {"models": sorted({job.spec.model for job in jobs})}
-    values = models | {"alive_seconds": ALIVE_SECONDS}
-    workers = RECENT.read(connection, LIST_SERVING_WORKERS, values, ServingWorker)
+    workers = RECENT.read(connection, LIST_SERVING_WORKERS, models, ServingWorker)
     held = set(connection.execute(LIST_HELD_JOBS, {"job_ids": [job.id for job in jobs]}).scalars())
     if held.issuperset(job.id for job in jobs):
         own = [DispatchedChunks(job.id, job.spec.model, job.priority, 0, 1, 0.0) for job in jobs]
@@ -400,3 +382,56 @@ def load_surroundings(connection: Connection, jobs: Sequence[Job]) -> ClusterSta
         is_redis_full=REDIS_FULL in signs,
         setbacks={row.job_id: row.error for row in connection.execute(LIST_SETBACKS, idle) if row.error},
     )
+
+
+# The chunks are failed in the transaction that claims them.
+CLAIM_SECONDS: Final = 60.0
+
+# Nearly always no model is failing, and then no other statement is run.
+LIST_FAILING_MODELS = text(f"SELECT DISTINCT model FROM vectormill.workers WHERE {IS_ALIVE} AND slots = 0")
+
+LIST_STUCK_JOBS = text(f"""
+    SELECT id, spec FROM vectormill.jobs
+     WHERE model = ANY(CAST(:models AS text[])) AND state IN {DISPATCHED_JOB_STATES}
+       AND updated_at <= now() - make_interval(secs => :seconds)
+     ORDER BY model, priority, seq LIMIT 10000
+""")
+
+
+def find_stuck_jobs(connection: Connection, seconds: float) -> dict[UUID, str]:
+    """Return the reason for each job whose model no live worker has been able to load for so many seconds."""
+    models = list(connection.execute(LIST_FAILING_MODELS).scalars())
+    if not models:
+        return {}
+    workers = [ServingWorker(*row) for row in connection.execute(LIST_SERVING_WORKERS, {"models": models})]
+    jobs = connection.execute(LIST_STUCK_JOBS, {"models": models, "seconds": seconds})
+    reasons = {
+        row.id: explain_load_failure(EncodingSpec.from_json(row.spec), workers, seconds) for row in jobs
+    }
+    return {job_id: reason for job_id, reason in reasons.items() if reason is not None}
+
+
+# A dispatched chunk is left to a later round: a worker has it, or it becomes pending again.
+LIST_WAITING_CHUNKS = text("""
+    SELECT chunks.id, jobs.model
+      FROM vectormill.chunks JOIN vectormill.jobs ON jobs.id = chunks.job_id
+     WHERE job_id = :job_id AND chunks.state = 'pending' AND available_at <= now()
+     ORDER BY chunks.seq LIMIT :limit
+""")
+
+
+def fail_waiting_chunks(connection: Connection, job_id: UUID, reason: str, limit: int) -> int:
+    """Fail at most `limit` pending chunks of a job, each item with the given reason, as a worker would.
+
+    Return the number of chunks. The transaction that fails the last open chunk ends the job.
+    """
+    num_failed = 0
+    for row in connection.execute(LIST_WAITING_CHUNKS, {"job_id": job_id, "limit": limit}).all():
+        claimed = claim_chunk(connection, row.id, "the pruner", row.model, CLAIM_SECONDS)
+        if claimed is not None:
+            items: Sequence[Item] = [Item("", b"")] * claimed.claim.num_items
+            if claimed.payload is not None:
+                items = replace(read_known(claimed.payload), places=claimed.places)
+            fail_chunk(connection, claimed.claim, items, ItemFailure(MODEL_NOT_LOADED, reason), None)
+            num_failed += 1
+    return num_failed

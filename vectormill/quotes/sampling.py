@@ -1,27 +1,34 @@
-"""Samples of objects in a store: parts that are spread evenly over the bytes of all objects."""
+"""Samples of objects in a store and of the sources of collections, in parts that are spread evenly over all bytes."""
 
 import re
 import statistics
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from itertools import accumulate, islice
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.jobs.chunk import TokenEstimate
+from vectormill.jobs.item import Item, Items
 from vectormill.jobs.operations import InputBody
-from vectormill.objects.cutting import ChunkLimits, choose_format, cut_object
+from vectormill.objects.reading import ChunkLimits, add_objects, choose_format, cut_object
 from vectormill.objects.reference import ItemReference
 from vectormill.objects.store import StoredObject, read_range
-from vectormill.objects.submission import add_objects
-from vectormill.quotes.figure import DEVIATIONS, Figure
+from vectormill.quotes.dry_run import DryRunWriter
+from vectormill.quotes.estimate import DEVIATIONS, Estimate
 from vectormill.quotes.sample import MOST_ROWS, TextSample
-from vectormill.quotes.trial import JobTrial
 from vectormill.rows.decoding import DELIMITERS, PARQUET, scan_rows
 from vectormill.settings import Settings
+from vectormill.sources.opening import PATIENCE_SECONDS, open_source
+from vectormill.sources.options import PUSH
+from vectormill.sources.reader import SourcePlace
+from vectormill.sources.source import Source
+from vectormill.sources.sql import SqlReader
 
 # Objects of so many bytes together are read whole, in some seconds.
 WHOLE_BYTES: Final = 32 << 20
@@ -37,7 +44,7 @@ def sample_whole(
     wanted: InputBody,
     spec: EncodingSpec,
     settings: Settings,
-    trial: JobTrial,
+    trial: DryRunWriter,
     until: float,
     take_items: Callable[[int], object],
 ) -> None:
@@ -64,7 +71,7 @@ def sample_whole(
     deviation = float((num_rows - ratio * sizes[:num_read]).std(ddof=1))
     number = float(ratio * sizes.sum())
     spread = LEAST_SPREAD * number + DEVIATIONS * deviation / num_read**0.5 * len(order)
-    trial.sample.rows = Figure(number, max(ends[-1], number - spread), number + spread)
+    trial.sample.rows = Estimate(number, max(ends[-1], number - spread), number + spread)
     trial.sample.notes.append(
         f"{num_read:,} of {len(order):,} objects were read; texts that repeat elsewhere are not known."
     )
@@ -113,11 +120,11 @@ def sample_objects(
         for part in parts:
             sample.add_all(part.take(0, min(ROWS_PER_PART, part.num_rows)).read())
     if len(seen) == len(found):
-        sample.rows = Figure.exact(sum(seen.values()))
+        sample.rows = Estimate.exact(sum(seen.values()))
     else:
         mean = statistics.mean(ratios)
         spread = max(LEAST_SPREAD * mean, DEVIATIONS * statistics.stdev(ratios) / len(ratios) ** 0.5)
-        sample.rows = Figure(mean, max(0.0, mean - spread), mean + spread) * ends[-1]
+        sample.rows = Estimate(mean, max(0.0, mean - spread), mean + spread) * ends[-1]
     sample.notes.append(
         f"{len(ratios)} parts of {len(found):,} objects were read; texts that repeat elsewhere are not known."
     )
@@ -177,3 +184,47 @@ def _begins_within_quotes(content: bytes, format: str, num_cells: int) -> bool:
         return sum(len(cells) == num_cells for cells in rows) < 0.9 * len(rows)
     is_within_before = content.count(b'"', 0, edge.start()) % 2 == 1  # if the part began outside
     return is_within_before != (edge[1] is not None)
+
+
+# A planner's number of rows of a query may be wrong by this factor.
+PLANNED_FACTOR: Final = 2.0
+
+
+def sample_source(source: Source, place: SourcePlace) -> TextSample:
+    """Return a sample of the source's rows. Raise SourceFailed, and InvalidOption if its options do not fit."""
+    if source.kind == PUSH:
+        raise InvalidOption("A push has no rows before they are sent; quote the file instead.")
+    reader, sample = open_source(source, place, patience_seconds=PATIENCE_SECONDS), TextSample()
+    counted = reader.thin(MOST_ROWS) if isinstance(reader, SqlReader) else None
+    until = time.monotonic() + PATIENCE_SECONDS
+    is_over = False
+    try:
+        with closing(cast("Generator[Sequence[Item]]", reader.read())) as batches:
+            for batch in batches:
+                sample.add_all(Items.of(batch))
+                if time.monotonic() >= until:
+                    break
+            else:
+                is_over = True
+    except SourceFailed:  # of a statement that took too long, what was read before is enough
+        if not sample.num_rows or time.monotonic() < until:
+            raise
+    if counted is not None:
+        num_all, num_distinct = counted
+        if num_all > sample.num_rows:
+            sample.rows = Estimate.exact(num_all)
+            sample.notes.append(f"{sample.num_rows:,} random rows were read.")
+        sample.distinct = Estimate.exact(num_distinct)
+    elif not is_over:
+        planned = reader.count_rows()
+        if planned is None or planned < sample.num_rows:
+            sample.notes.append(
+                f"Only the first {sample.num_rows:,} rows were read, and how many follow is not known."
+            )
+            sample.rows = Estimate.exact(sample.num_rows)
+        else:
+            sample.notes.append(
+                f"Only the first {sample.num_rows:,} rows were read; the planner counted the others."
+            )
+            sample.rows = Estimate(planned, planned / PLANNED_FACTOR, planned * PLANNED_FACTOR)
+    return sample

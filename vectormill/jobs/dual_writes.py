@@ -1,4 +1,4 @@
-"""Twins: copies of a collection's jobs that write the same items into a generation that is being built.
+"""Dual writes: twins of a collection's jobs write the same items into a generation that is being built.
 
 A twin is a job like any other, with the spec of the building generation. In the order of writers it has the
 position of its original, however many twins there are: see docs/decisions/0041-the-newest-write-wins.md.

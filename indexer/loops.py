@@ -1,4 +1,4 @@
-"""Keepers: what an indexer does in threads beside its runs, with request batches and with inputs and outputs of jobs.
+"""Loops: what an indexer does in threads beside its runs, with request batches and with inputs and outputs of jobs.
 
 Leases and fences allow any number of indexers.
 """
@@ -10,23 +10,22 @@ from typing import ClassVar
 from sqlalchemy import Engine
 
 from vectormill.batches.batches import HeldBatch, claim_batch, expire_next, fail_batch
-from vectormill.batches.finalizing import finalize
+from vectormill.batches.processing import finalize, validate
 from vectormill.batches.request_batch import VALIDATING, BatchFault
-from vectormill.batches.validation import validate
 from vectormill.db.session import make_engine
 from vectormill.files.roots import Roots
 from vectormill.models.registry import Registry
-from vectormill.objects.closing import close_output, sweep
 from vectormill.objects.input import HeldInput, claim_input
 from vectormill.objects.output import CLOSING, HeldOutput, claim_output
-from vectormill.objects.submission import read_input
+from vectormill.objects.parts import close_output, sweep
+from vectormill.objects.reading import read_input
 from vectormill.settings import Settings
 from vectormill.work.loop import Loop, handing_back
 
 logger = logging.getLogger(__name__)
 
 
-class Keeper(Loop):
+class ClaimLoop(Loop):
     """A loop that claims one piece of work after another, in threads with a connection each."""
 
     name: ClassVar[str]
@@ -49,7 +48,7 @@ class Keeper(Loop):
         self._engine.dispose()
 
 
-class InputKeeper(Keeper):
+class InputLoop(ClaimLoop):
     """Read the objects of jobs for which a request had not the time, and queue these jobs."""
 
     name = "inputs"
@@ -76,7 +75,7 @@ class InputKeeper(Keeper):
         return True
 
 
-class OutputKeeper(Keeper):
+class OutputLoop(ClaimLoop):
     """Write the parts and the manifest of each ended job, and later remove its staged parts."""
 
     name = "outputs"
@@ -105,7 +104,7 @@ class OutputKeeper(Keeper):
         return True
 
 
-class BatchKeeper(Keeper):
+class BatchLoop(ClaimLoop):
     """Make jobs of the lines of request batches and files of ended jobs, and expire overdue batches."""
 
     name = "batches"

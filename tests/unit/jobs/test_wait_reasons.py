@@ -6,7 +6,7 @@ import pytest
 
 from tests.jobs import JOB
 from vectormill.jobs.job import JOB_STATES
-from vectormill.jobs.waiting import ClusterState, DispatchedChunks, ServingWorker, explain_wait
+from vectormill.jobs.wait_reasons import ClusterState, DispatchedChunks, ServingWorker, explain_wait
 
 WORKER = ServingWorker("m-cpu0@host", "m", 4, "1", "mean", "running")
 OLD_WORKER = ServingWorker("old@host", "m", 4)  # of a release that reports nothing that is asked here

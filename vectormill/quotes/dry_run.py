@@ -1,4 +1,4 @@
-"""JobTrial: takes what a JobWriter takes, checks it in the same way, and stores nothing; it ends with a quote."""
+"""DryRunWriter: takes what a JobWriter takes, checks it in the same way, and stores nothing; it ends with a quote."""
 
 from collections.abc import Callable
 from typing import Self
@@ -9,9 +9,9 @@ from sqlalchemy import Connection, Engine
 from vectormill.collections.collections import check_collection
 from vectormill.domain.errors import DuplicateKey
 from vectormill.jobs.chunk import LARGEST_CHUNK_TOKENS
+from vectormill.jobs.duplicate_keys import DuplicateFinder
 from vectormill.jobs.item import Items
 from vectormill.jobs.job import NewJob
-from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.jobs.operations import QuoteBody
 from vectormill.models.registry import Registry
 from vectormill.objects.reference import ItemReference
@@ -20,7 +20,7 @@ from vectormill.quotes.sample import TextSample
 from vectormill.settings import Settings
 
 
-class JobTrial:
+class DryRunWriter:
     """A trial of one job, used as a context manager. Not thread-safe.
 
     Entering checks the collection and calls `admit` as a JobWriter does. An output folder is not taken, and an
@@ -44,7 +44,7 @@ class JobTrial:
         self._settings = settings
         self._registry = registry
         self._admit = admit
-        self._keys = KeyLedger()
+        self._keys = DuplicateFinder()
 
     def __enter__(self) -> Self:
         with self._engine.begin() as connection:
