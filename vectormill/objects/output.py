@@ -1,7 +1,7 @@
 """Output: the folder of an object store that a job writes its results into, its manifest and its sweep.
 
 States: `open` while the job is going on, `ended` from its end on, `closing` while its parts and its manifest are being
-written (closing.py), `closed` when they are there, `sweeping` while staged parts are being removed, and `swept` at the
+written (parts.py), `closed` when they are there, `sweeping` while staged parts are being removed, and `swept` at the
 end. A retry of the job opens its output again: it then gets more parts, and the others stay as they are.
 """
 

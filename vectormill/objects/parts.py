@@ -1,9 +1,9 @@
-"""OutputPart: a Parquet file with results of a job, and the record in Postgres that makes it count.
+"""Parts of an output: Parquet files with results of a job, the records that make them count, and their manifest.
 
 A worker writes the results of a chunk before it commits, as a staged part, under a name that no other claim of the
 chunk has. They belong to the job only once the chunk's fenced commit has recorded them. No pattern for Parquet files
 matches a staged part, and whoever reads whole folders leaves out names that begin with `_`: so readers see no row until
-the job has ended and its staged parts have become parts. The sweep removes them later (closing.py does both).
+the job has ended and its staged parts have become parts. The sweep removes them later.
 """
 
 import io
