@@ -27,8 +27,7 @@ from api.queries import QueryExchange
 from vectormill.batches.endpoints import write_input
 from vectormill.coalescer import CallNotStarted, Coalescer
 from vectormill.collections.collection import Generation, require_vectors
-from vectormill.collections.collections import find_generation, fit_spec
-from vectormill.collections.generations import find_spec
+from vectormill.collections.collections import find_generation, find_spec, fit_spec
 from vectormill.db.session import driver_of
 from vectormill.domain.errors import (
     Conflict,

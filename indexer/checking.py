@@ -14,23 +14,29 @@ from uuid import UUID
 
 from indexer.context import RunContext, Wait
 from vectormill.collections.collection import BUILDING, LIVE, VECTORS, Generation
-from vectormill.collections.collections import find_generation
-from vectormill.collections.coverage import (
+from vectormill.collections.collections import (
+    add_to_report,
+    find_generation,
+    find_generation_by_id,
+    find_in_state,
+)
+from vectormill.collections.generations import list_lagging_twins
+from vectormill.domain.encoding import FLOAT16, FLOAT32
+from vectormill.domain.errors import CanaryFailed, EncodingTimeout
+from vectormill.jobs.dual_writes import add_missing_twins
+from vectormill.runs.checks import (
     HAS_BEEN_PUT,
     LIST_WRITERS,
     MissingRows,
     count_failures,
     count_open_jobs,
+    find_inconsistencies,
     find_missing,
     has_rows,
+    measure_recall,
+    name_keys,
+    scan_results,
 )
-from vectormill.collections.generations import add_to_report, find_generation_by_id, find_in_state
-from vectormill.collections.removals import find_strays
-from vectormill.collections.swaps import list_lagging_twins
-from vectormill.domain.encoding import FLOAT16, FLOAT32
-from vectormill.domain.errors import CanaryFailed, EncodingTimeout
-from vectormill.jobs.dual_writes import add_missing_twins
-from vectormill.runs.measures import measure_recall, name_keys, scan_results
 from vectormill.runs.run import CHECKING
 from vectormill.runs.samples import compare_sample, sample_kept_texts
 
@@ -136,7 +142,7 @@ def check_collection(context: RunContext) -> None:
 
 def look_at_strays(context: RunContext, generation: Generation, findings: Findings) -> None:
     with context.engine.connect() as connection:
-        strays = find_strays(connection, generation)
+        strays = find_inconsistencies(connection, generation)
     findings.found["strays"] = {
         "num_attributes_without_row": strays.num_attributes,
         "num_rows_of_deleted_keys": strays.num_deleted_keys,

@@ -8,8 +8,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine
 
 from vectormill.collections.collection import LIVE, Generation
-from vectormill.collections.collections import keeps_texts
-from vectormill.collections.generations import find_written
+from vectormill.collections.collections import find_written, keeps_texts
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.models.registry import Registry
 from vectormill.runs.differences import RunTables

@@ -23,9 +23,8 @@ from vectormill.collections.codebooks import (
     sample_tokens,
 )
 from vectormill.collections.collection import AUTO, LIVE, MULTI_VECTOR_CODES, VECTORS, Generation
-from vectormill.collections.collections import find_generation
+from vectormill.collections.collections import add_to_report, find_generation, find_generation_by_id
 from vectormill.collections.generation_tables import attributes_name
-from vectormill.collections.generations import add_to_report, find_generation_by_id
 from vectormill.collections.index_plan import (
     IS_INDEXED,
     IS_TOO_LONG,
@@ -44,9 +43,9 @@ from vectormill.collections.indexes import (
     count_unindexed,
     drop_index,
     end_former_builds,
+    find_index_settings,
     find_indexes,
     find_record,
-    find_wishes,
     name_next_hnsw,
     name_weights_index,
     plan_for,
@@ -144,7 +143,7 @@ def code_multi_vectors(progress: PhaseProgress, generation: Generation) -> None:
     """
     context = progress.context
     with context.engine.begin() as connection:
-        wanted = find_wishes(connection, generation.id).options.get(MULTI_VECTOR_CODES)
+        wanted = find_index_settings(connection, generation.id).options.get(MULTI_VECTOR_CODES)
         if not wanted or not generation.spec.has_output(MULTI_VECTOR):
             return
         codebook = find_codebook(connection, generation.spec)
@@ -212,7 +211,7 @@ def build_hnsw_of(
         is_possible = output == SPARSE or (
             find_operator_class(outlook.vector_type, generation.spec.dimensions)[0] is not None
         )
-        if ours and not (outlook.wishes.policy == AUTO and is_possible):
+        if ours and not (outlook.chosen.policy == AUTO and is_possible):
             drop_vector_indexes(progress, generation, plan.reasons[0])
         return
     serving = [index for index in present if index.is_valid and index.operator_class == plan.operator_class]
@@ -264,13 +263,13 @@ def find_reason(
         return "There is none yet."
     if options.get("rebuild"):
         return str(options.get("because") or "A rebuild was requested.")
-    if outlook.worn > most_worn:
+    if outlook.changed_share > most_worn:
         return (
-            f"{outlook.worn:.0%} of its rows were deleted or replaced since it was built "
+            f"{outlook.changed_share:.0%} of its rows were deleted or replaced since it was built "
             "(VECTORMILL_INDEX_REBUILD_SHARE)."
         )
-    wishes = outlook.wishes
-    wanted = {"m": wishes.m and plan.m, "ef_construction": wishes.ef_construction and plan.ef_construction}
+    chosen = outlook.chosen
+    wanted = {"m": chosen.m and plan.m, "ef_construction": chosen.ef_construction and plan.ef_construction}
     for index in serving:
         has = {"m": index.options.get("m", 16), "ef_construction": index.options.get("ef_construction", 64)}
         if all(value is None or has[name] == value for name, value in wanted.items()):
@@ -296,12 +295,12 @@ def build_hnsw(
     )
     settings = {
         "maintenance_work_mem": f"{plan.memory_bytes // 1024}kB",
-        "max_parallel_maintenance_workers": str(plan.num_workers),
+        "max_parallel_maintenance_workers": str(plan.workers),
     }
     try:
         return build(progress, generation, name, generation.table_name, definition, settings)
     except psycopg.errors.DiskFull as error:
-        if "shared memory" not in str(error) or not plan.num_workers:
+        if "shared memory" not in str(error) or not plan.workers:
             raise
         remove_leftovers(progress.context, generation)
         reason = f"Built by one process, because the server lacks shared memory for more: {error}".strip()
@@ -394,7 +393,7 @@ def drop_before_bulk(context: RunContext, num_changes: int) -> str | None:
         return None
     generation = load_generation(context)
     with context.engine.begin() as connection:
-        kept = find_wishes(connection, generation.id)
+        kept = find_index_settings(connection, generation.id)
         num_rows = count_rows(connection, generation.table_name)
         indexes = find_indexes(connection, generation.id)
     present = [index for index in indexes if index.is_vector_index and index.is_ours]
@@ -423,7 +422,7 @@ def build_attribute_indexes(progress: PhaseProgress, generation: Generation) -> 
     """Build the indexes for metadata filters and for full-text search of stored texts."""
     context, table = progress.context, attributes_name(generation.id)
     with context.engine.begin() as connection:
-        kept = find_wishes(connection, generation.id)
+        kept = find_index_settings(connection, generation.id)
     wanted = define_filter_indexes(generation.id, kept.filters)
     if kept.keep_text and generation.kind == VECTORS:  # only vectors are searched by text
         wanted[name_text_index(generation.id)] = TEXT_INDEX

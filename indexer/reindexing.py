@@ -21,22 +21,21 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection
 
 from indexer.context import ClaimProgress, RunContext, Target, Wait, find_target, make_target
-from vectormill.collections.collection import BUILDING, Generation
-from vectormill.collections.collections import find_generation
-from vectormill.collections.deletions import hold_deletions_of
-from vectormill.collections.fills import (
-    close_fill,
+from vectormill.collections.bulk_loads import (
+    begin_bulk_load,
+    close_bulk_load,
     compose_indexes,
-    finish_fill,
-    has_fill,
+    finish_bulk_load,
+    has_bulk_load,
     merge_rows,
-    open_fill,
 )
+from vectormill.collections.collection import BUILDING, Generation
+from vectormill.collections.collections import find_generation, find_written
 from vectormill.collections.generation_tables import filled_names
-from vectormill.collections.generations import find_written
+from vectormill.collections.generations import open_target_generation
 from vectormill.collections.indexes import analyze_table, run_build
 from vectormill.collections.items import remove_items
-from vectormill.collections.swaps import open_target_generation
+from vectormill.collections.tombstones import hold_deletions_of
 from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.errors import JobNotFound, RunError, SourceFailed
 from vectormill.jobs.deletion import discard_upload
@@ -49,13 +48,15 @@ from vectormill.runs.differences import (
     CHANGED,
     METADATA_ONLY,
     NEW,
+    VANISHED,
     Rows,
     RunTables,
+    begin_mark,
     count_rows,
     has_repeated_key,
     list_failed_keys,
     list_renamed,
-    list_vanished,
+    list_staged,
     load_changes,
     make_stage,
     note_moved,
@@ -66,9 +67,8 @@ from vectormill.runs.differences import (
     write_metadata,
     write_moved,
 )
-from vectormill.runs.increments import CHANGED as CHANGES
-from vectormill.runs.increments import begin_mark
 from vectormill.runs.run import (
+    CHANGES,
     COMPARING,
     DEFAULT_MAX_CHANGE_SHARE,
     ENCODING,
@@ -80,11 +80,10 @@ from vectormill.runs.run import (
 )
 from vectormill.runs.runs import FORGET_ATTEMPTS, refuse_without_texts
 from vectormill.sources.opening import find_present, open_source
-from vectormill.sources.options import OWN_TEXTS, SQL
 from vectormill.sources.own_texts import CarriedTextReader
 from vectormill.sources.reader import Reader, SourcePlace
-from vectormill.sources.source import Source
-from vectormill.sources.sources import find_source_of_run
+from vectormill.sources.source import OWN_TEXTS, SQL, Source
+from vectormill.sources.sources import find_source_by_id
 
 # The number of batches that wait for the database; each takes up memory.
 _AHEAD: Final = 2
@@ -233,7 +232,7 @@ def open_run_source(context: RunContext) -> Reader:
         return open_carried(context)
     with context.engine.connect() as connection:
         refuse_without_texts(connection, run.collection)
-        source = find_source_of_run(connection, run.collection_id) or Source(OWN_TEXTS, {})
+        source = find_source_by_id(connection, run.collection_id) or Source(OWN_TEXTS, {})
     return open_source(source, place_of(context))
 
 
@@ -419,7 +418,7 @@ def submit(context: RunContext, progress: ClaimProgress) -> UUID | None:
         target = find_target(connection, run)
         require_stage(connection, target.stage)
         if not target.is_live and is_fill(context, progress):
-            open_fill(connection, target.generation, job_id)
+            begin_bulk_load(connection, target.generation, job_id)
     new_job = NewJob(
         target.spec,
         collection=run.collection,
@@ -458,7 +457,7 @@ def is_fill(context: RunContext, progress: ClaimProgress) -> bool:
     """Return whether the run writes at least as many rows as the new generation already has.
 
     It has rows if an earlier run did not complete it, or of clients' jobs since the build began. Merging them
-    into a fill must not cost more than the fill saves.
+    into a bulk load must not cost more than the bulk load saves.
     """
     num_rows = int(context.run.report.get(COMPARING, {}).get("num_rows", 0))
     return num_rows <= progress.counts.num_new + progress.counts.num_changed
@@ -558,7 +557,7 @@ def leave_out_present(context: RunContext, keys: list[str]) -> list[str]:
     if not run.report.get(READING, {}).get("must_be_asked"):
         return keys
     with context.engine.connect() as connection:
-        source = find_source_of_run(connection, run.collection_id)
+        source = find_source_by_id(connection, run.collection_id)
     if source is None or source.kind != SQL:
         raise SourceFailed(
             "The collection got another source, which cannot be asked for rows that seem to have vanished; they were "
@@ -579,7 +578,7 @@ def delete_vanished(context: RunContext, progress: ClaimProgress) -> None:
     while True:
         context.check()
         with open_stage(context, progress) as (connection, target):
-            vanished = list_vanished(connection, target.stage, after=after, limit=_DELETED_PER_BATCH)
+            vanished = list_staged(connection, target.stage, VANISHED, after=after, limit=_DELETED_PER_BATCH)
         if not vanished:
             return
         keys = leave_out_present(context, [key for _, key in vanished])
@@ -599,7 +598,7 @@ PATIENCE_SECONDS: Final = 600.0
 def end_fill(context: RunContext, generation_id: int) -> None:
     """Make the rows of the generation's fill, if it has one, ordinary rows. Raise Conflict if it was discarded."""
     with context.engine.connect() as connection:
-        if not has_fill(connection, generation_id):
+        if not has_bulk_load(connection, generation_id):
             return
 
     def pause(seconds: float) -> None:
@@ -617,11 +616,11 @@ def end_fill(context: RunContext, generation_id: int) -> None:
         context.check()
         return act_in_short_locks(context.engine, hold_and_act, patience_seconds=PATIENCE_SECONDS, wait=pause)
 
-    generation = act(close_fill)
+    generation = act(close_bulk_load)
     for statement in compose_indexes(generation):
         run_build(context.engine, generation_id, statement, {}, lambda _: context.check())
     with context.engine.begin() as connection:
         for name in filled_names(generation_id):
             analyze_table(connection, name)
     act(merge_rows)  # most of it before anybody has to wait
-    act(finish_fill)
+    act(finish_bulk_load)

@@ -14,8 +14,8 @@ from sqlalchemy import Connection
 
 from indexer.context import RunContext, Wait
 from vectormill.collections.collection import BUILDING, Generation
-from vectormill.collections.generations import find_generation_by_id
-from vectormill.collections.swaps import (
+from vectormill.collections.collections import find_generation_by_id
+from vectormill.collections.generations import (
     Swap,
     hold_back_jobs,
     list_lagging_twins,

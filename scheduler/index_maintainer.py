@@ -9,8 +9,8 @@ from vectormill.collections.collection import AUTO
 from vectormill.collections.indexes import (
     IN_USE_SECONDS,
     MaintainedCollection,
+    list_maintained,
     list_operator_classes,
-    list_tended,
     share_removed,
 )
 from vectormill.domain.errors import CollectionNotFound
@@ -40,7 +40,7 @@ class IndexMaintainer:
         """Carry out one round. Return the number of runs created."""
         settings = self._settings
         with self._engine.connect() as connection:
-            tended = list_tended(connection, least_rows=settings.index_rows)
+            tended = list_maintained(connection, least_rows=settings.index_rows)
         needs = [(each.collection, find_need(each, settings)) for each in tended]
         num_runs = 0
         for collection, need in needs:

@@ -16,8 +16,8 @@ from sqlalchemy import Engine
 from scheduler.scrubber import Scrubber
 from vectormill.batches.batches import delete_old_batches
 from vectormill.batches.files import delete_file_batch, discard_old_files
+from vectormill.collections.generations import prune_retired_generations
 from vectormill.collections.removals import drop_orphaned_tables
-from vectormill.collections.swaps import prune_retired_generations
 from vectormill.db.idempotency import delete_old_keys
 from vectormill.db.outages import is_outage
 from vectormill.domain.errors import LocksHeld

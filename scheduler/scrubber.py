@@ -1,4 +1,4 @@
-"""Remove the texts of deleted items from payloads of jobs and from fills, in the pruner's thread."""
+"""Remove the texts of deleted items from payloads of jobs and from bulk loads, in the pruner's thread."""
 
 import contextlib
 import logging
@@ -9,7 +9,8 @@ from typing import Final
 import psycopg
 from sqlalchemy import Engine
 
-from vectormill.collections.deletions import (
+from vectormill.collections.bulk_loads import list_bulk_loads, remove_deleted
+from vectormill.collections.tombstones import (
     Pass,
     Position,
     delete_scrubbed,
@@ -19,7 +20,6 @@ from vectormill.collections.deletions import (
     finish_pass,
     scrub_payloads,
 )
-from vectormill.collections.fills import list_fills, remove_deleted
 
 # The chunks of one transaction: some 4 MiB of texts, compressed.
 BATCH_PAYLOADS: Final = 4
@@ -107,9 +107,9 @@ class Scrubber:
 
     def _finish(self, wanted: Pass) -> None:
         with self._engine.connect() as connection:
-            fills = list_fills(connection, wanted.collection_id)
-        for generation in fills:
-            # A fill that is gone by now was merged, without deleted rows, or discarded.
+            loads = list_bulk_loads(connection, wanted.collection_id)
+        for generation in loads:
+            # A bulk load that is gone by now was merged, without deleted rows, or discarded.
             with contextlib.suppress(psycopg.errors.UndefinedTable), self._engine.begin() as connection:
                 remove_deleted(connection, generation)
         after: str | None = ""

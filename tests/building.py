@@ -13,7 +13,7 @@ from tests.api_server import encode_waiting
 from tests.database import ask, execute
 from tests.protocol import SPEC, submit
 from vectormill.collections.collection import Generation
-from vectormill.collections.swaps import open_target_generation, swap_generations
+from vectormill.collections.generations import open_target_generation, swap_generations
 from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.encoding import BINARY, EncodingSpec
 from vectormill.jobs.item import Item

@@ -24,7 +24,7 @@ from vectormill.collections.descriptions import (
     describe_collection,
     list_collection_rows,
     list_open_runs,
-    list_standings,
+    list_summaries,
 )
 from vectormill.collections.indexes import BuildProgress, find_progress
 from vectormill.domain.credentials import hide_in_options
@@ -96,7 +96,7 @@ class CollectionView:
 def read_collections(connection: Connection, console: Console, after: str | None = None) -> CollectionsView:
     found = list_collection_rows(connection, after=decode_cursor(after), limit=PAGE_SIZE + 1)
     page, following = cut_page(found, PAGE_SIZE, lambda row: row.id)
-    standings = list_standings(connection, [row.id for row in page])
+    standings = list_summaries(connection, [row.id for row in page])
     lines = [CollectionLine(row, standings[row.id]) for row in page if row.id in standings]
     return CollectionsView(lines, following)
 

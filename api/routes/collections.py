@@ -28,7 +28,12 @@ from vectormill.collections.collection import (
     find_kind,
     require_vectors,
 )
-from vectormill.collections.collections import change_collection, create_collection, find_generation
+from vectormill.collections.collections import (
+    change_collection,
+    create_collection,
+    find_generation,
+    find_generation_by_id,
+)
 from vectormill.collections.descriptions import (
     CollectionRow,
     describe_collection,
@@ -36,9 +41,15 @@ from vectormill.collections.descriptions import (
 )
 from vectormill.collections.exports import Inclusion, find_exported, read_pages
 from vectormill.collections.generation_tables import attributes_name, table_name
-from vectormill.collections.generations import find_generation_by_id
+from vectormill.collections.generations import count_newer_rows, discard_generation, roll_back
 from vectormill.collections.index_plan import IndexSettings
-from vectormill.collections.indexes import find_indexes, find_progress, find_wishes, plan_for, set_wishes
+from vectormill.collections.indexes import (
+    find_index_settings,
+    find_indexes,
+    find_progress,
+    plan_for,
+    set_index_settings,
+)
 from vectormill.collections.operations import (
     BuildProgressBody,
     CollectionBody,
@@ -62,10 +73,9 @@ from vectormill.collections.operations import (
     RunLine,
     ScheduleLine,
     StalenessBody,
-    tell_generation,
+    describe_generation,
 )
 from vectormill.collections.removals import remove_collection, stop_work
-from vectormill.collections.swaps import count_newer_rows, discard_generation, roll_back
 from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.credentials import hide_in_options
 from vectormill.domain.errors import CollectionInUse, GenerationNotFound, WrongKind
@@ -167,9 +177,9 @@ def post_collection(resources: ResourcesDependency, body: CollectionRequest) -> 
     spec = make_wanted_spec(body.model, body.options, resources)
     index_options = msgspec.to_builtins(body.index_options)
     IndexSettings.from_options(body.index_policy, index_options)
-    wishes = CollectionOptions(body.keep_text, body.language, body.index_policy, index_options)
+    asked = CollectionOptions(body.keep_text, body.language, body.index_policy, index_options)
     with resources.engine.begin() as connection:
-        create_collection(connection, body.name, spec, wishes, resources.settings.max_collections)
+        create_collection(connection, body.name, spec, asked, resources.settings.max_collections)
     return load_detail(resources, body.name)
 
 
@@ -224,8 +234,8 @@ def post_rollback(
     )
     return RollbackAnswer(
         collection=swap.live.collection,
-        live=tell_generation(swap.live),
-        retired=tell_generation(swap.retired),
+        live=describe_generation(swap.live),
+        retired=describe_generation(swap.retired),
         num_newer_rows=newer.num_rows if newer else None,
         num_missing_rows=newer.num_missing if newer else None,
         run_id=str(swap.run_id),
@@ -274,7 +284,6 @@ def get_index(resources: ResourcesDependency, connection: Connection, name: Coll
         policy=outlook.kept.policy,
         options=outlook.kept.options,
         filters=outlook.kept.filters,
-        changed_share=outlook.worn,
         indexes=[describe(OneIndexBody, index) for index in indexes],
         plan=outlook.plan.to_json(),
         sparse_plan=None if outlook.sparse_plan is None else outlook.sparse_plan.to_json(),
@@ -290,11 +299,11 @@ def put_index(connection: Connection, name: CollectionName, body: IndexRequest) 
     generation = find_generation(connection, name)
     if policy == HNSW or body.shape() or body.rebuild:
         require_vectors(name, generation.kind, "An HNSW index needs")
-    kept = find_wishes(connection, generation.id)
+    kept = find_index_settings(connection, generation.id)
     options = {**kept.options, **body.shape()}
     check_codes(name, generation.spec, body.shape())
     IndexSettings.from_options(policy or kept.policy, options)
-    set_wishes(connection, name, policy=policy, options=options, filters=fields)
+    set_index_settings(connection, name, policy=policy, options=options, filters=fields)
     run = create_run(connection, name, INDEX, options={"rebuild": True} if body.rebuild else {})
     assert run is not None, "only a due time of a schedule can have a run already"
     return describe_run(run)

@@ -36,9 +36,8 @@ from vectormill.runs.runs import (
     position_of,
     refuse_without_texts,
 )
-from vectormill.sources.options import OWN_TEXTS
-from vectormill.sources.source import Source
-from vectormill.sources.sources import find_source_of_run
+from vectormill.sources.source import OWN_TEXTS, Source
+from vectormill.sources.sources import find_source_by_id
 
 router = APIRouter(tags=["runs"])
 
@@ -95,7 +94,7 @@ def quote_reindex(resources: Resources, name: str, body: RunRequest) -> QuoteBod
         live = find_generation(connection, name)
         spec = choose_spec(connection, resources, name, body) or live.spec
         refuse_without_texts(connection, name)
-        source = find_source_of_run(connection, live.collection_id) or Source(OWN_TEXTS, {})
+        source = find_source_by_id(connection, live.collection_id) or Source(OWN_TEXTS, {})
     job = NewJob(spec, collection=name, priority=body.options.priority)
     return quote_source(resources, source, job, skips_kept=True)
 

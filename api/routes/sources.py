@@ -28,8 +28,8 @@ from vectormill.quotes.quote import make_quote
 from vectormill.quotes.sampling import sample_source
 from vectormill.settings import Settings
 from vectormill.sources import operations
-from vectormill.sources.following import find_following, follow_table, unfollow_table
-from vectormill.sources.opening import SourceReport, check_source
+from vectormill.sources.following import describe_following, follow_table, unfollow_table
+from vectormill.sources.opening import check_source
 from vectormill.sources.operations import (
     FollowingBody,
     FollowRequest,
@@ -40,8 +40,6 @@ from vectormill.sources.operations import (
     SourceCheckBody,
     SourceQuery,
     SourceRequest,
-    describe_check,
-    describe_following,
     describe_source,
 )
 from vectormill.sources.pushes import PushWriter
@@ -90,7 +88,7 @@ def make_source(body: SourceRequest, settings: Settings) -> Source:
     return source
 
 
-def look(source: Source, name: str, resources: Resources) -> SourceReport:
+def look(source: Source, name: str, resources: Resources) -> SourceCheckBody:
     """Read and check the first rows of a source. Raise Problem."""
     place = SourcePlace(resources.engine, resources.settings, resources.registry, collection=name)
     with refusing_failed():
@@ -123,13 +121,13 @@ def post_check(name: CollectionName, resources: ResourcesDependency) -> SourceCh
     """Check the stored source by reading its first rows; nothing is changed."""
     with resources.engine.connect() as connection:
         saved = find_source(connection, name)
-    return describe_check(look(saved.source, name, resources))
+    return look(saved.source, name, resources)
 
 
 @serve(router, operations.FOLLOWING)
 def get_following(name: CollectionName, connection: Connection) -> FollowingBody:
     """Show the table that the collection follows, and how many of its changes are waiting."""
-    return describe_following(name, find_following(connection, name))
+    return describe_following(connection, name)
 
 
 @serve(router, operations.FOLLOW)
@@ -163,7 +161,7 @@ def post_unfollow(name: CollectionName, resources: ResourcesDependency) -> Follo
 def change_following(resources: Resources, name: str, act: Callable[[Connection], object]) -> FollowingBody:
     act_in_short_locks(resources.engine, act, patience_seconds=PATIENCE_SECONDS)
     with resources.engine.connect() as connection:
-        return describe_following(name, find_following(connection, name))
+        return describe_following(connection, name)
 
 
 @serve(router, operations.PUSH)

@@ -29,7 +29,7 @@ from benchmarks.texts import (
 from vectormill.cli.stack import workplace
 from vectormill.client import Client
 from vectormill.collections.collection import LIVE
-from vectormill.collections.generations import find_in_state
+from vectormill.collections.collections import find_in_state
 from vectormill.db.session import make_engine
 
 # A worker has to measure its rate first, for some seconds on any processor.

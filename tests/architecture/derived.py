@@ -52,7 +52,7 @@ from vectormill.models.suggestions import SUGGESTIONS
 from vectormill.models.transformer_card import REXUNINLU_TYPE
 from vectormill.operations import OPERATIONS
 from vectormill.runs import run
-from vectormill.sources.options import KINDS
+from vectormill.sources.source import KINDS
 from worker.certificates.certificate import PROMISE_FP8, PROMISE_INT8
 from worker.devices.backends import BACKENDS
 from worker.encoder.choice import NUMPY

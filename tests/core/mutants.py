@@ -203,7 +203,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "texts are scrubbed while a transaction may still bring an older job",
-        "vectormill/collections/deletions.py",
+        "vectormill/collections/tombstones.py",
         "AND deleted_at < (SELECT coalesce(min(xact_start), now())",
         "AND now() >= (SELECT coalesce(min(xact_start), now())",
     ),
@@ -264,12 +264,12 @@ MUTANTS: Final = (
     Mutant(
         "a removal by a run leaves no tombstone",
         "vectormill/collections/items.py",
-        "    bury_keys(connection, generations[0].collection_id, keys, places)\n",
+        "    write_tombstones(connection, generations[0].collection_id, keys, places)\n",
         "",
     ),
     Mutant(
         "the canary demands the rows of jobs whose twins are open",
-        "vectormill/collections/coverage.py",
+        "vectormill/runs/checks.py",
         "twin.state NOT IN {FINISHED_JOB_STATES}",
         "false",
     ),
@@ -311,7 +311,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a build encodes again what an open job had written before it",
-        "vectormill/collections/swaps.py",
+        "vectormill/collections/generations.py",
         "        add_missing_twins(engine, target, with_done=False)\n",
         "        add_missing_twins(engine, target)\n",
     ),
@@ -335,7 +335,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a generation is dropped while a rollback carries its rows",
-        "vectormill/collections/swaps.py",
+        "vectormill/collections/generations.py",
         "       AND NOT {IS_CARRIED_FROM}\n",
         "",
     ),
@@ -545,13 +545,13 @@ MUTANTS: Final = (
     ),
     Mutant(
         "rows that a rollback carried into a later generation are not carried by the next one",
-        "vectormill/collections/swaps.py",
+        "vectormill/collections/generations.py",
         "AND CAST(options ->> 'carry_to' AS bigint) = generations.id",
         "AND false",
     ),
     Mutant(
         "a rollback carries what is newer than the live generation alone",
-        "vectormill/collections/swaps.py",
+        "vectormill/collections/generations.py",
         "SELECT coalesce(CAST(retired.report ->> 'retired_seq' AS bigint), CAST(",
         "SELECT coalesce(CAST(",
     ),
@@ -659,7 +659,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "faulty rows of a fill stay although they were encoded again",
-        "vectormill/collections/fills.py",
+        "vectormill/collections/bulk_loads.py",
         ">= greatest(filled.job_seq, kept.job_seq)",
         "> greatest(filled.job_seq, kept.job_seq)",
     ),
@@ -1320,37 +1320,37 @@ MUTANTS: Final = (
     ),
     Mutant(
         "rows are copied into a fill that is closed",
-        "vectormill/collections/fills.py",
+        "vectormill/collections/bulk_loads.py",
         "return row is not None and bool(row[0])",
         "return row is not None",
     ),
     Mutant(
         "a second job copies keys that are in the fill",
-        "vectormill/collections/fills.py",
+        "vectormill/collections/bulk_loads.py",
         "CASE WHEN NOT EXISTS (SELECT 1 FROM {filled}) THEN %(job_id)s::text END",
         "%(job_id)s::text",
     ),
     Mutant(
         "the fill wins over later rows",
-        "vectormill/collections/fills.py",
+        "vectormill/collections/bulk_loads.py",
         "            OR greatest(own.job_seq, described.job_seq) >= greatest(filled.job_seq, kept.job_seq)\n",
         "",
     ),
     Mutant(
         "the fill loses to earlier rows",
-        "vectormill/collections/fills.py",
+        "vectormill/collections/bulk_loads.py",
         "greatest(own.job_seq, described.job_seq) >= greatest(filled.job_seq, kept.job_seq)",
         "true",
     ),
     Mutant(
         "a later row without metadata gets those of the fill",
-        "vectormill/collections/fills.py",
+        "vectormill/collections/bulk_loads.py",
         "         WHERE kept.key = newer.key\n           AND NOT EXISTS",
         "         WHERE kept.key = newer.key AND false\n           AND NOT EXISTS",
     ),
     Mutant(
         "what was deleted during a fill comes back",
-        "vectormill/collections/fills.py",
+        "vectormill/collections/bulk_loads.py",
         "    remove_deleted(connection, generation)\n    _execute(",
         "    _execute(",
     ),
@@ -1374,7 +1374,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "tables of a discarded fill stay",
-        "vectormill/collections/swaps.py",
+        "vectormill/collections/generations.py",
         ", *filled_names(generation_id)\n",
         "\n",
     ),
@@ -1508,7 +1508,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a run reads from the mark of the last run, and so misses late commits",
-        "vectormill/runs/increments.py",
+        "vectormill/runs/differences.py",
         '"since": before["newest"]',
         '"since": last["newest"]',
     ),
@@ -1532,7 +1532,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "deletions of a collection's first day are forgotten, and an import brings their keys back",
-        "vectormill/collections/deletions.py",
+        "vectormill/collections/tombstones.py",
         "25 * make_interval",
         "0 * make_interval",
     ),
@@ -1664,7 +1664,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an upload holds up the scrubbing of all collections",
-        "vectormill/collections/deletions.py",
+        "vectormill/collections/tombstones.py",
         "WHERE state = 'uploading' AND generation_id IS NULL",
         "WHERE state = 'uploading'",
     ),
@@ -1682,7 +1682,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a generation is swapped without the twin of a large job",
-        "vectormill/collections/swaps.py",
+        "vectormill/collections/generations.py",
         "    if list_without_twin(connection, building_id):\n        return None\n",
         "",
     ),

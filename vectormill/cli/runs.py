@@ -12,7 +12,7 @@ from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
 from vectormill.cli.printing import Outcome, follow, listing, print_facts, tell
 from vectormill.domain.encoding import EncodingOptions
 from vectormill.jobs.job import RUNNING
-from vectormill.runs.run import COMPLETED, READING, describe_counts
+from vectormill.runs.run import CHANGES, COMPLETED, READING, describe_counts
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -43,13 +43,11 @@ def show_run(run: Run) -> None:
 
 def show_reindexed(run: Run) -> None:
     """Print what a re-index did in short if all went well, and else all that is known of it."""
-    from vectormill.runs.increments import CHANGED
-
     if run["state"] != COMPLETED:
         show_run(run)
         return
     print_facts([("id", run["id"]), ("state", run["state"]), ("rows", describe_run_counts(run))])
-    since = run["report"].get(READING, {}).get(CHANGED, {}).get("since")
+    since = run["report"].get(READING, {}).get(CHANGES, {}).get("since")
     if since is not None:
         tell(
             f"Only rows that changed since {since} were read. A full run (--full) also finds rows that were deleted."

@@ -14,7 +14,7 @@ from vectormill.cli.printing import print_json, print_table, tell
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.options import find_given, list_options
 from vectormill.files.formats import PAIR_FIELD
-from vectormill.sources.options import FILES, KINDS, TREE
+from vectormill.sources.source import FILES, KINDS, TREE
 
 if TYPE_CHECKING:
     from vectormill.client import Client

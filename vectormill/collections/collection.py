@@ -15,14 +15,32 @@ LIVE: Final = "live"
 RETIRED: Final = "retired"
 PRUNED: Final = "pruned"  # its tables are gone; jobs that wrote it still name it
 
-GENERATION_STATE_BY_NAME: Final = {
-    state.name: state
-    for state in (State(BUILDING, WAITING), State(LIVE, GOOD), State(RETIRED), State(PRUNED))
-}
+
+@dataclass(frozen=True, slots=True)
+class GenerationState(State):
+    """A state of generations. The sets of states in SQL statements are derived from these properties."""
+
+    is_written: bool = False  # by jobs, runs and puts
+    is_searched: bool = False
+    has_tables: bool = True  # in which deletions remove rows, too
+
+
+_ROWS: Final = (
+    GenerationState(BUILDING, WAITING, is_written=True),
+    GenerationState(LIVE, GOOD, is_written=True, is_searched=True),
+    GenerationState(RETIRED),
+    GenerationState(PRUNED, has_tables=False),
+)
+
+GENERATION_STATE_BY_NAME: Final = {state.name: state for state in _ROWS}
 GENERATION_STATES: Final = States(GENERATION_STATE_BY_NAME)
-# Searches do not use generations in these states, so they can be discarded.
-UNSEARCHED_GENERATION_STATES: Final = States((BUILDING, RETIRED))
-FORMER_GENERATION_STATES: Final = States((RETIRED, PRUNED))
+WRITTEN_GENERATION_STATES: Final = States(state.name for state in _ROWS if state.is_written)
+FORMER_GENERATION_STATES: Final = States(state.name for state in _ROWS if not state.is_written)
+STORED_GENERATION_STATES: Final = States(state.name for state in _ROWS if state.has_tables)
+# These can be discarded.
+UNSEARCHED_GENERATION_STATES: Final = States(
+    state.name for state in _ROWS if state.has_tables and not state.is_searched
+)
 
 VECTORS: Final = "vectors"
 SCORES: Final = "scores"
@@ -124,17 +142,3 @@ def check_collection_name(name: str) -> str:
             "underscore and contain only lower-case letters, digits and underscores, at most 63."
         )
     return name
-
-
-def check_new_name(name: str) -> None:
-    """Raise InvalidOption if the name of a new collection is reserved by SQL or Postgres."""
-    if name.startswith("pg_"):
-        raise InvalidOption(
-            f"Invalid collection name {name!r}: names that begin with pg_ are reserved for Postgres, which would find "
-            "its own table before the collection's view. Choose another name."
-        )
-    if name in RESERVED_WORDS:
-        raise InvalidOption(
-            f"Invalid collection name {name!r}: it is a reserved word of SQL, so the collection's view would need "
-            f"quotes in every statement. Choose another name, such as {name + '_texts'!r}."
-        )

@@ -9,25 +9,28 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-import psycopg
 from sqlalchemy import Connection, Row, text
-from sqlalchemy.exc import OperationalError
 
+from vectormill.collections.collection import STORED_GENERATION_STATES
 from vectormill.collections.generation_tables import table_name
 from vectormill.collections.indexes import (
     COUNT_ROWS,
     COUNTED_BYTES,
     INDEX_STATE,
     FoundIndex,
+    find_index_settings,
     find_indexes,
-    find_wishes,
 )
-from vectormill.db.locks import limit_time
+from vectormill.db.locks import find_row_within
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, SearchTimeout
 from vectormill.jobs.job import OPEN_JOB_STATES
+from vectormill.runs.differences import list_failed_keys
 from vectormill.runs.run import IS_SYNC, OPEN_RUN_STATES, Run
 from vectormill.runs.runs import list_runs
+from vectormill.sources.following import COUNT_WAITING
+from vectormill.sources.source import Source
+from vectormill.sources.sources import find_source_by_id
 
 # A description shows the newest runs and open jobs up to these limits, since people read it.
 MOST_RUNS: Final = 5
@@ -105,7 +108,7 @@ class CollectionRow:
 class CollectionDescription:
     """The full description of a collection. Exactly one of `generations` is live.
 
-    `open_jobs`, `source` and `schedules` are rows of the SQL statements with these names.
+    `open_jobs` and `schedules` are rows of the SQL statements with these names.
     """
 
     row: CollectionRow
@@ -119,7 +122,7 @@ class CollectionDescription:
     oldest_change_at: datetime | None
     open_jobs: Sequence[Row[Any]]
     runs: list[Run]
-    source: Row[Any] | None
+    source: Source | None
     schedules: Sequence[Row[Any]]
 
     @property
@@ -185,7 +188,7 @@ LIST_GENERATIONS = text(f"""
       LEFT JOIN pg_class AS class ON class.oid = coalesce(
                to_regclass('vectormill.generation_' || generation.id || '_fill'),
                to_regclass('vectormill.generation_' || generation.id))
-     WHERE generation.collection_id = :id AND generation.state <> 'pruned'
+     WHERE generation.collection_id = :id AND generation.state IN {STORED_GENERATION_STATES}
      ORDER BY generation.id DESC
 """)
 
@@ -193,10 +196,6 @@ FIND_LAST_SYNC = text(f"""
     SELECT id, finished_at, num_seen, num_failed, job_id FROM vectormill.runs
      WHERE collection_id = :id AND {IS_SYNC}
      ORDER BY created_at DESC LIMIT 1
-""")
-
-LIST_FAILED_KEYS = text("""
-    SELECT key FROM vectormill.item_errors WHERE job_id = :job_id ORDER BY item LIMIT :limit
 """)
 
 # This is cheap because few jobs are open, and a partial index lists them.
@@ -208,14 +207,6 @@ LIST_OPEN_JOBS = text(f"""
        AND job.state IN {OPEN_JOB_STATES}
      ORDER BY job.seq LIMIT :limit
 """)
-
-COUNT_WAITING_CHANGES = text("""
-    SELECT count(*) AS num_waiting, min(changed_at) AS oldest_at
-      FROM (SELECT changed_at FROM vectormill.source_changes
-             WHERE collection_id = :id ORDER BY collection_id, id LIMIT :limit) AS waiting
-""")
-
-FIND_SOURCE = text("SELECT kind, options, split FROM vectormill.sources WHERE collection_id = :id")
 
 LIST_SCHEDULES = text("""
     SELECT name, cron, timezone, next_due_at, paused_at IS NOT NULL AS is_paused
@@ -243,20 +234,21 @@ def describe_collection(
         for each in connection.execute(LIST_GENERATIONS, of_it).all()
     ]
     live = next(generation for generation in generations if generation.state == "live")
-    wishes = find_wishes(connection, live.id)
-    waiting = connection.execute(COUNT_WAITING_CHANGES, of_it | {"limit": MOST_WAITING_CHANGES}).one()
+    stored = find_index_settings(connection, live.id)
+    limit = {"collection_id": row.id, "limit": MOST_WAITING_CHANGES}
+    waiting = connection.execute(COUNT_WAITING, limit).one()
     return CollectionDescription(
         row=row,
-        index_policy=wishes.policy,
-        index_options=wishes.options,
-        filters=list(wishes.filters),
+        index_policy=stored.policy,
+        index_options=stored.options,
+        filters=list(stored.filters),
         generations=generations,
         coverage=_find_coverage(connection, row.id),
         num_waiting_changes=waiting.num_waiting,
         oldest_change_at=waiting.oldest_at,
         open_jobs=connection.execute(LIST_OPEN_JOBS, of_it | {"limit": MOST_OPEN_JOBS}).all(),
         runs=list_runs(connection, collection=name, limit=MOST_RUNS),
-        source=connection.execute(FIND_SOURCE, of_it).one_or_none(),
+        source=find_source_by_id(connection, row.id),
         schedules=connection.execute(LIST_SCHEDULES, of_it).all(),
         # Rows are counted last because a time-out aborts the transaction.
         exact_rows=count_rows(connection, live.id, timeout_seconds)
@@ -269,24 +261,20 @@ def _find_coverage(connection: Connection, collection_id: int) -> Coverage | Non
     run = connection.execute(FIND_LAST_SYNC, {"id": collection_id}).one_or_none()
     if run is None:
         return None
-    values = {"job_id": run.job_id, "limit": MOST_FAILED_KEYS}
-    keys = list(connection.execute(LIST_FAILED_KEYS, values).scalars()) if run.job_id else []
+    failed = list_failed_keys(connection, run.job_id, after=-1, limit=MOST_FAILED_KEYS) if run.job_id else ()
+    keys = [key for _, key, _ in failed]
     return Coverage(run.id, run.finished_at, run.num_seen, run.num_failed, keys)
 
 
 def count_rows(connection: Connection, generation_id: int, timeout_seconds: float) -> int:
     """Count the rows of a generation exactly. Raise SearchTimeout, which aborts the caller's transaction."""
-    try:
-        limit_time(connection, timeout_seconds)
-        statement = text(COUNT_ROWS.format(table=table_name(generation_id)))
-        number: int = connection.execute(statement).scalar_one()
-    except OperationalError as error:
-        if not isinstance(error.orig, psycopg.errors.QueryCanceled):
-            raise
+    statement = text(COUNT_ROWS.format(table=table_name(generation_id)))
+    row = find_row_within(connection, timeout_seconds, statement)
+    if row is None:
         raise SearchTimeout(
             f"Counting every row took more than {timeout_seconds:g} s and was stopped; omit `exact` for an estimate."
-        ) from error
-    return number
+        )
+    return int(row[0])
 
 
 MOST_OPEN_RUNS: Final = 20
@@ -322,7 +310,7 @@ class CollectionSummary:
 
 # An index serves each subquery: runs by (collection_id, created_at), changes by (collection_id, id), generations by
 # their collection. The oldest change has the lowest id.
-LIST_STANDINGS = text(f"""
+LIST_SUMMARIES = text(f"""
     SELECT collections.id, sync.num_seen, sync.num_failed, change.changed_at AS oldest_change_at,
            run.id AS run_id, run.kind AS run_kind, run.state AS run_state, run.phase AS run_phase,
            EXISTS (SELECT 1 FROM vectormill.generations
@@ -351,9 +339,9 @@ LIST_STANDINGS = text(f"""
 """)
 
 
-def list_standings(connection: Connection, ids: Sequence[int]) -> dict[int, CollectionSummary]:
+def list_summaries(connection: Connection, ids: Sequence[int]) -> dict[int, CollectionSummary]:
     """Return the state of these collections by id, without those that have been deleted meanwhile."""
-    rows = connection.execute(LIST_STANDINGS, {"ids": list(ids)})
+    rows = connection.execute(LIST_SUMMARIES, {"ids": list(ids)})
     return {row.id: CollectionSummary(**row._mapping) for row in rows}
 
 

@@ -16,9 +16,8 @@ from sqlalchemy import Connection, Engine
 
 from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import PRUNED, Generation
-from vectormill.collections.collections import find_generation
+from vectormill.collections.collections import find_generation, find_generation_by_id
 from vectormill.collections.generation_tables import attributes_name
-from vectormill.collections.generations import find_generation_by_id
 from vectormill.collections.row_kinds import Results, choose_kind
 from vectormill.db.session import driver_of
 from vectormill.domain.errors import Conflict

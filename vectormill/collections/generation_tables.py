@@ -20,8 +20,8 @@ from sqlalchemy import Connection, text
 
 from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import VECTORS, Generation
-from vectormill.collections.deletions import hold_deletions
 from vectormill.collections.row_kinds import Column, Results, choose_kind
+from vectormill.collections.tombstones import hold_deletions
 from vectormill.db.parameters import (
     BYTEA_OID,
     TEXT_OID,

@@ -14,9 +14,8 @@ import numpy.typing as npt
 from sqlalchemy import Connection, text
 
 from vectormill.collections.collection import LIVE, Generation
-from vectormill.collections.collections import keeps_texts
+from vectormill.collections.collections import keeps_texts, list_written_generations
 from vectormill.collections.generation_tables import find_ranges, upsert_rows
-from vectormill.collections.generations import list_written_generations
 from vectormill.domain.encoding import INT8, EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, Conflict, SpecMismatch
 from vectormill.domain.task import VECTOR

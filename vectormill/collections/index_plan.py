@@ -7,7 +7,7 @@ it: docs/INDEXES.md."""
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Self, TypedDict, Unpack
 
 from vectormill.collections.collection import AUTO, NO_INDEX
@@ -25,6 +25,14 @@ MOST_WORKERS: Final = 31
 # The smallest and the largest value that Postgres accepts as maintenance_work_mem.
 LEAST_MEMORY_BYTES: Final = MIB
 MOST_MEMORY_BYTES: Final = (1 << 31) * 1024 - 1024
+
+# The options by which an owner chooses the shape and the resources of an index, with the least and the largest value.
+SHAPE_OPTIONS: Final[Mapping[str, tuple[int, int]]] = {
+    "m": (LEAST_M, MOST_M),
+    "ef_construction": (LEAST_EF_CONSTRUCTION, MOST_EF_CONSTRUCTION),
+    "workers": (0, MOST_WORKERS),
+    "memory_bytes": (LEAST_MEMORY_BYTES, MOST_MEMORY_BYTES),
+}
 
 # The shape of the graph by number of rows: (from so many rows on, m, ef_construction). The first is pgvector's default,
 # with which a search with ef_search = 100 has a recall@10 of 0.98 and more on real texts; larger graphs need a larger
@@ -114,27 +122,22 @@ class IndexSettings:
     policy: str = AUTO
     m: int | None = None
     ef_construction: int | None = None
-    num_workers: int | None = None
+    workers: int | None = None
     memory_bytes: int | None = None
 
     @classmethod
     def from_options(cls, policy: str, options: Mapping[str, Any]) -> Self:
         """Read the index settings stored with a collection or a run. Raise InvalidOption for a value out of range."""
-        m, ef_construction = options.get("m"), options.get("ef_construction")
-        check_between("m", m, LEAST_M, MOST_M)
-        check_between("ef_construction", ef_construction, LEAST_EF_CONSTRUCTION, MOST_EF_CONSTRUCTION)
-        check_between("workers", options.get("workers"), 0, MOST_WORKERS)
-        check_between("memory_bytes", options.get("memory_bytes"), LEAST_MEMORY_BYTES, MOST_MEMORY_BYTES)
-        if m is not None and ef_construction is not None and ef_construction < 2 * m:
+        chosen = {name: options[name] for name in SHAPE_OPTIONS if options.get(name) is not None}
+        for name, value in chosen.items():
+            least, most = SHAPE_OPTIONS[name]
+            if not least <= value <= most:
+                raise InvalidOption(f"{name} is {value:,}, but must be from {least:,} to {most:,}.")
+        if chosen.get("ef_construction", MOST_EF_CONSTRUCTION) < 2 * chosen.get("m", 0):
             raise InvalidOption(
-                f"ef_construction is {ef_construction}, but must be at least twice m, which is {m}."
+                f"ef_construction is {chosen['ef_construction']}, but must be at least twice m, which is {chosen['m']}."
             )
-        return cls(policy, m, ef_construction, options.get("workers"), options.get("memory_bytes"))
-
-
-def check_between(name: str, value: int | None, least: int, most: int) -> None:
-    if value is not None and not least <= value <= most:
-        raise InvalidOption(f"{name} is {value:,}, but must be from {least:,} to {most:,}.")
+        return cls(policy, **chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +171,7 @@ class IndexPlan:
     operator_class: str | None
     m: int
     ef_construction: int
-    num_workers: int
+    workers: int
     memory_bytes: int
     graph_bytes: int
     reasons: tuple[str, ...]
@@ -179,16 +182,7 @@ class IndexPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON for reports and API responses."""
-        return {
-            "method": "hnsw" if self.is_wanted else None,
-            "operator_class": self.operator_class,
-            "m": self.m,
-            "ef_construction": self.ef_construction,
-            "workers": self.num_workers,
-            "memory_bytes": self.memory_bytes,
-            "graph_bytes": self.graph_bytes,
-            "reasons": list(self.reasons),
-        }
+        return {"method": "hnsw" if self.is_wanted else None, **asdict(self), "reasons": list(self.reasons)}
 
 
 def find_operator_class(
@@ -219,8 +213,8 @@ def plan_index(
     num_rows: int,
     dimensions: int,
     vector_type: str,
-    wishes: IndexSettings,
-    room: ServerCapacity,
+    chosen: IndexSettings,
+    capacity: ServerCapacity,
     *,
     similarity: str = COSINE,
     lacking: str = "",
@@ -240,8 +234,8 @@ def plan_index(
         reason,
         num_rows,
         vector_bytes,
-        wishes,
-        room,
+        chosen,
+        capacity,
         **limits,
     )
 
@@ -249,8 +243,8 @@ def plan_index(
 def plan_sparse_index(
     num_rows: int,
     weights_bytes: float,
-    wishes: IndexSettings,
-    room: ServerCapacity,
+    chosen: IndexSettings,
+    capacity: ServerCapacity,
     **limits: Unpack[BuildLimits],
 ) -> IndexPlan:
     """Plan the HNSW index of the sparse weights of `num_rows` rows, of which one has `weights_bytes` on average."""
@@ -258,7 +252,7 @@ def plan_sparse_index(
         f"Searches of sparse weights compare by {SPARSE_CLASS}; rows of more than {MOST_INDEXED_WEIGHTS:,} weights, "
         "which pgvector cannot index, are compared exactly."
     )
-    return _plan_build(SPARSE_CLASS, reason, num_rows, weights_bytes, wishes, room, **limits)
+    return _plan_build(SPARSE_CLASS, reason, num_rows, weights_bytes, chosen, capacity, **limits)
 
 
 def _plan_build(
@@ -266,28 +260,28 @@ def _plan_build(
     reason: str,
     num_rows: int,
     vector_bytes: float,
-    wishes: IndexSettings,
-    room: ServerCapacity,
+    chosen: IndexSettings,
+    capacity: ServerCapacity,
     *,
     is_live: bool,
     least_rows: int,
     memory_share: float,
 ) -> IndexPlan:
     """Plan an index with this operator class, for the given reason; None is for vectors that cannot be indexed."""
-    if wishes.policy == NO_INDEX:
+    if chosen.policy == NO_INDEX:
         return _no_index("The collection's policy is none: every search reads all rows.")
     if operator_class is None:
         return _no_index(reason)
-    if wishes.policy == AUTO and num_rows < least_rows:
+    if chosen.policy == AUTO and num_rows < least_rows:
         return _no_index(
             f"{num_rows:,} rows: an exact search reads them all in a few milliseconds; policy auto builds an index "
             f"from {least_rows:,} rows on (VECTORMILL_INDEX_ROWS)."
         )
     reasons = [reason]
-    m, ef_construction = _choose_shape(num_rows, wishes, reasons)
+    m, ef_construction = _choose_shape(num_rows, chosen, reasons)
     graph_bytes = estimate_graph_bytes(num_rows, vector_bytes, m)
-    memory_bytes = _choose_memory(graph_bytes, wishes, room, memory_share, reasons)
-    num_workers = _choose_workers(memory_bytes, wishes, room, is_live, reasons)
+    memory_bytes = _choose_memory(graph_bytes, chosen, capacity, memory_share, reasons)
+    num_workers = _choose_workers(memory_bytes, chosen, capacity, is_live, reasons)
     return IndexPlan(
         operator_class, m, ef_construction, num_workers, memory_bytes, graph_bytes, tuple(reasons)
     )
@@ -297,12 +291,12 @@ def _no_index(reason: str) -> IndexPlan:
     return IndexPlan(None, 0, 0, 0, 0, 0, (reason,))
 
 
-def _choose_shape(num_rows: int, wishes: IndexSettings, reasons: list[str]) -> tuple[int, int]:
+def _choose_shape(num_rows: int, chosen: IndexSettings, reasons: list[str]) -> tuple[int, int]:
     least, m, ef_construction = max(shape for shape in SHAPES if shape[0] <= num_rows)
-    m = wishes.m or m
-    ef_construction = wishes.ef_construction or max(ef_construction, 2 * m)
+    m = chosen.m or m
+    ef_construction = chosen.ef_construction or max(ef_construction, 2 * m)
     m = min(m, ef_construction // 2)
-    is_asked = wishes.m is not None or wishes.ef_construction is not None
+    is_asked = chosen.m is not None or chosen.ef_construction is not None
     because = "as requested" if is_asked else f"for {num_rows:,} rows"
     if not is_asked and least:
         because += f", which is at least {least:,}"
@@ -311,15 +305,15 @@ def _choose_shape(num_rows: int, wishes: IndexSettings, reasons: list[str]) -> t
 
 
 def _choose_memory(
-    graph_bytes: int, wishes: IndexSettings, room: ServerCapacity, share: float, reasons: list[str]
+    graph_bytes: int, chosen: IndexSettings, capacity: ServerCapacity, share: float, reasons: list[str]
 ) -> int:
     wanted = math.ceil(graph_bytes * (1 + SPARE_SHARE) / KIB) * KIB + SPARE_BYTES
-    if wishes.memory_bytes is not None:
-        memory, because = wishes.memory_bytes, "as requested"
+    if chosen.memory_bytes is not None:
+        memory, because = chosen.memory_bytes, "as requested"
     else:
-        most = max(int(room.free_bytes * share), room.maintenance_bytes)
+        most = max(int(capacity.free_bytes * share), capacity.maintenance_bytes)
         memory = min(max(wanted, 2 * WORKER_BYTES), most, MOST_MEMORY_BYTES)
-        because = f"at most {share:.0%} of {_mib(room.free_bytes)} ({room.source})"
+        because = f"at most {share:.0%} of {_mib(capacity.free_bytes)} ({capacity.source})"
     memory = max(memory // KIB * KIB, LEAST_MEMORY_BYTES)
     fits = "fits" if wanted <= memory else "does not fit, so the rest is built on disk, many times slower"
     reasons.append(
@@ -329,16 +323,21 @@ def _choose_memory(
 
 
 def _choose_workers(
-    memory_bytes: int, wishes: IndexSettings, room: ServerCapacity, is_live: bool, reasons: list[str]
+    memory_bytes: int, chosen: IndexSettings, capacity: ServerCapacity, is_live: bool, reasons: list[str]
 ) -> int:
-    if wishes.num_workers is not None:
-        num, because = wishes.num_workers, "as requested"
-    elif room.num_cores is None:
-        num, because = room.num_workers, "the server's own setting, because its number of cores is unknown"
+    if chosen.workers is not None:
+        num, because = chosen.workers, "as requested"
+    elif capacity.num_cores is None:
+        num, because = (
+            capacity.num_workers,
+            "the server's own setting, because its number of cores is unknown",
+        )
     else:
-        left = room.num_cores // 4 if is_live else 0
-        num = min(room.num_cores - left - 1, room.most_workers)
-        because = f"{room.num_cores} cores" + (", a quarter of them reserved for searches" if left else "")
+        left = capacity.num_cores // 4 if is_live else 0
+        num = min(capacity.num_cores - left - 1, capacity.most_workers)
+        because = f"{capacity.num_cores} cores" + (
+            ", a quarter of them reserved for searches" if left else ""
+        )
     by_memory = max(0, memory_bytes // WORKER_BYTES - 1)
     if by_memory < num:
         num, because = by_memory, f"Postgres needs {_mib(WORKER_BYTES)} for each process of a build"

@@ -22,6 +22,7 @@ from vectormill.collections.generation_tables import attributes_name, table_name
 from vectormill.collections.index_plan import (
     IS_INDEXED,
     IS_TOO_LONG,
+    SHAPE_OPTIONS,
     SPARSE_CLASS,
     WEIGHTS_BYTES,
     BuildLimits,
@@ -82,10 +83,12 @@ INDEX_STATE: Final = """
 
 # indclass counts from 0, unlike an array.
 LIST_INDEXES: Final = text(f"""
-    SELECT class.relname AS name, home.relname AS table_name, method.amname AS method,
+    SELECT class.relname AS name, home.relname AS "table", method.amname AS method,
            operator_class.opcname AS operator_class, entry.indisvalid AND entry.indisready AS is_valid,
-           coalesce(class.reloptions, '{{}}') AS options, pg_relation_size(class.oid) AS num_bytes,
-           pg_stat_get_lastscan(class.oid) AS last_used_at,
+           CAST(class.relname AS text) ^@ ANY(CAST(:ours AS text[])) AS is_ours,
+           coalesce((SELECT jsonb_object_agg(option_name, CAST(option_value AS integer))
+                       FROM pg_options_to_table(class.reloptions) WHERE method.amname = 'hnsw'), '{{}}') AS options,
+           pg_relation_size(class.oid) AS num_bytes, pg_stat_get_lastscan(class.oid) AS last_used_at,
            CAST(extract(epoch FROM now() - pg_stat_get_lastscan(class.oid)) AS double precision) AS idle_seconds,
            {INDEX_STATE} AS state, pg_get_indexdef(class.oid) AS definition
       FROM pg_index AS entry
@@ -100,35 +103,15 @@ LIST_INDEXES: Final = text(f"""
 
 def find_indexes(connection: Connection, generation_id: int) -> list[FoundIndex]:
     """Return the indexes of a generation's tables without primary keys, in the order of their names."""
-    vectors, attributes = table_name(generation_id), attributes_name(generation_id)
-    ours = (
+    attributes = attributes_name(generation_id)
+    ours = [
         hnsw_prefix(generation_id),
         name_weights_index(generation_id),
         f"{attributes}_on_",
         f"{attributes}_search",
-    )
-    rows = connection.execute(
-        LIST_INDEXES, {"vectors": f"vectormill.{vectors}", "attributes": f"vectormill.{attributes}"}
-    )
-    return [
-        FoundIndex(
-            row.name,
-            row.table_name,
-            row.method,
-            row.operator_class,
-            row.is_valid,
-            row.name.startswith(ours),
-            {name: int(value) for name, value in (option.split("=", 1) for option in row.options)}
-            if row.method == "hnsw"
-            else {},
-            row.num_bytes,
-            row.last_used_at,
-            row.idle_seconds,
-            row.state,
-            row.definition,
-        )
-        for row in rows
     ]
+    rows = connection.execute(LIST_INDEXES, _tables(generation_id) | {"ours": ours})
+    return [FoundIndex(**row._mapping) for row in rows]
 
 
 def hnsw_prefix(generation_id: int) -> str:
@@ -158,7 +141,7 @@ class StoredIndexSettings:
     language: str
 
 
-FIND_WISHES: Final = text("""
+FIND_INDEX_SETTINGS: Final = text("""
     SELECT index_policy, index_options, filters, keep_text, language
       FROM vectormill.collections
       JOIN vectormill.generations ON generations.collection_id = collections.id
@@ -166,11 +149,13 @@ FIND_WISHES: Final = text("""
 """)
 
 
-def find_wishes(connection: Connection, generation_id: int) -> StoredIndexSettings:
-    return StoredIndexSettings(*connection.execute(FIND_WISHES, {"generation_id": generation_id}).one())
+def find_index_settings(connection: Connection, generation_id: int) -> StoredIndexSettings:
+    return StoredIndexSettings(
+        *connection.execute(FIND_INDEX_SETTINGS, {"generation_id": generation_id}).one()
+    )
 
 
-SET_WISHES: Final = text("""
+SET_INDEX_SETTINGS: Final = text("""
     UPDATE vectormill.collections
        SET index_policy = coalesce(:policy, index_policy),
            index_options = coalesce(CAST(:options AS jsonb), index_options),
@@ -181,7 +166,7 @@ SET_WISHES: Final = text("""
 """)
 
 
-def set_wishes(
+def set_index_settings(
     connection: Connection,
     collection: str,
     *,
@@ -196,13 +181,14 @@ def set_wishes(
         "options": None if options is None else to_jsonb(dict(options)),
         "filters": None if filters is None else to_jsonb(filters),
     }
-    if not connection.execute(SET_WISHES, values).scalar_one():
+    if not connection.execute(SET_INDEX_SETTINGS, values).scalar_one():
         raise InvalidOption(
             f"bm25 needs kept texts in collection {collection!r}, and the extension pg_textsearch in its database: a "
             "superuser creates it in the schema public, once its library is in shared_preload_libraries."
         )
 
 
+# Row versions are removed that were deleted or updated since Postgres last reset its statistics.
 MEASURE_TABLE: Final = text("""
     SELECT pg_relation_size(to_regclass(:table)) AS num_bytes,
            pg_stat_get_tuples_deleted(to_regclass(:table)) + pg_stat_get_tuples_updated(to_regclass(:table))
@@ -223,12 +209,6 @@ def count_rows(connection: Connection, table: str) -> int:
     return int(plan["Plan"]["Plan Rows"])
 
 
-def count_removed(connection: Connection, table: str) -> int:
-    """Return how many row versions of a table were deleted or updated since Postgres last reset its statistics."""
-    measured = connection.execute(MEASURE_TABLE, {"table": f"vectormill.{table}"}).one()
-    return int(measured.num_removed or 0)
-
-
 FIND_RECORD: Final = text(
     "SELECT report -> 'index' AS record FROM vectormill.generations WHERE id = :generation_id"
 )
@@ -246,8 +226,10 @@ def share_removed(record: Mapping[str, Any], num_removed: int) -> float:
     """
     since = num_removed - int(record.get("num_removed", num_removed))
     num_rows = int(record.get("num_rows", 0))
-    worn = since / num_rows if num_rows and since > 0 else 0.0
-    return max(worn, share_removed(record[SPARSE], num_removed)) if SPARSE in record else worn
+    changed_share = since / num_rows if num_rows and since > 0 else 0.0
+    return (
+        max(changed_share, share_removed(record[SPARSE], num_removed)) if SPARSE in record else changed_share
+    )
 
 
 def analyze_table(connection: Connection, table: str) -> None:
@@ -358,21 +340,16 @@ def run_build(
                         progress = find_progress(watching, generation_id)
                     watch(progress)
         except BaseException:
-            _cancel(driver)
+            try:  # as pg_cancel_backend does
+                driver.cancel_safe(timeout=CANCEL_SECONDS)
+            except psycopg.Error as error:
+                logger.warning("Could not cancel the build of an index; closing its connection: %s", error)
+                driver.close()
             thread.join()
             raise
         if failures:
             raise failures[0]
         return notices
-
-
-def _cancel(driver: "psycopg.Connection[Any]") -> None:
-    """Cancel the running statement of a session, as pg_cancel_backend does; close the session if that fails."""
-    try:
-        driver.cancel_safe(timeout=CANCEL_SECONDS)
-    except psycopg.Error as error:
-        logger.warning("Could not cancel the build of an index; closing its connection: %s", error)
-        driver.close()
 
 
 # Terminating is asynchronous, so it waits: the locks must be free before the next build begins.
@@ -391,12 +368,9 @@ def end_former_builds(engine: Engine, generation_id: int) -> int:
 
     Every build that Vectormill began is left behind at this point, since one run at a time works on a collection.
     """
+    values = {"application_name": APPLICATION_NAME, "prefix": hnsw_prefix(generation_id)}
     with engine.begin() as connection:
-        values = {
-            **_tables(generation_id),
-            "application_name": APPLICATION_NAME,
-            "prefix": hnsw_prefix(generation_id),
-        }
+        values |= _tables(generation_id)
         return int(connection.execute(END_FORMER_BUILDS, values).scalar_one())
 
 
@@ -414,32 +388,28 @@ def drop_index(
     )
 
 
-def _tables(generation_id: int) -> dict[str, str]:
+def _tables(generation_id: int) -> dict[str, Any]:
     return {
         "vectors": f"vectormill.{table_name(generation_id)}",
         "attributes": f"vectormill.{attributes_name(generation_id)}",
     }
 
 
-# Options of a run of kind `index` that override the collection's settings for this one build.
-SHAPE_OPTIONS: Final = ("m", "ef_construction", "workers", "memory_bytes")
-
-
 @dataclass(frozen=True, slots=True)
 class PlannedIndex:
-    """Index plans with their inputs. `worn` is the share of rows deleted or replaced since the last build, 0 to 1.
+    """Index plans with their inputs. `changed_share` of the rows, 0 to 1, were deleted or replaced since the build.
 
     `plan` is for dense vectors; `sparse_plan` is None if the generation has no sparse weights.
     """
 
     kept: StoredIndexSettings
-    wishes: IndexSettings
+    chosen: IndexSettings
     plan: IndexPlan
     sparse_plan: IndexPlan | None
     vector_type: str
     num_rows: int
     num_removed: int
-    worn: float
+    changed_share: float
     record: Mapping[str, Any]
 
 
@@ -461,18 +431,20 @@ def count_unindexed(connection: Connection, table: str) -> int:
 def plan_for(
     connection: Connection, generation: Generation, settings: Settings, options: Mapping[str, Any]
 ) -> PlannedIndex:
-    """Return the index plan of a generation with its inputs. `options` may hold any of SHAPE_OPTIONS.
+    """Return the index plan of a generation with its inputs.
 
+    `options` are those of a run, of which SHAPE_OPTIONS override the collection's settings for this one build.
     Raise InvalidOption for values that pgvector refuses.
     """
-    kept = find_wishes(connection, generation.id)
+    kept = find_index_settings(connection, generation.id)
     asked = {name: options[name] for name in SHAPE_OPTIONS if options.get(name) is not None}
-    wishes = IndexSettings.from_options(kept.policy, {**kept.options, **asked})
+    chosen = IndexSettings.from_options(kept.policy, {**kept.options, **asked})
     vector_type = choose_vector_type(generation.spec, in_collection=True).name
     num_rows = count_rows(connection, generation.table_name)
-    num_removed = count_removed(connection, generation.table_name)
+    measured = connection.execute(MEASURE_TABLE, {"table": f"vectormill.{generation.table_name}"}).one()
+    num_removed = int(measured.num_removed or 0)
     record = find_record(connection, generation.id)
-    room = read_server_room(connection)
+    capacity = read_server_capacity(connection)
     limits: BuildLimits = {
         "is_live": generation.state == LIVE,
         "least_rows": settings.index_rows,
@@ -483,21 +455,23 @@ def plan_for(
         num_rows,
         generation.spec.dimensions,
         vector_type,
-        wishes,
-        room,
+        chosen,
+        capacity,
         similarity=generation.spec.similarity,
         lacking="" if generation.spec.has_output(DENSE) else lacking,
         **limits,
     )
     sparse_plan = None
     if generation.spec.has_output(SPARSE):
-        measured = MEASURE_WEIGHTS.format(
+        statement = MEASURE_WEIGHTS.format(
             bytes=WEIGHTS_BYTES, table=generation.table_name, is_indexed=IS_INDEXED
         )
-        weights_bytes = float(connection.execute(text(measured)).scalar_one())
-        sparse_plan = plan_sparse_index(num_rows, weights_bytes, wishes, room, **limits)
-    worn = share_removed(record, num_removed)
-    return PlannedIndex(kept, wishes, plan, sparse_plan, vector_type, num_rows, num_removed, worn, record)
+        weights_bytes = float(connection.execute(text(statement)).scalar_one())
+        sparse_plan = plan_sparse_index(num_rows, weights_bytes, chosen, capacity, **limits)
+    changed_share = share_removed(record, num_removed)
+    return PlannedIndex(
+        kept, chosen, plan, sparse_plan, vector_type, num_rows, num_removed, changed_share, record
+    )
 
 
 READ_SETTINGS: Final = text("""
@@ -514,7 +488,7 @@ READ_SETTINGS: Final = text("""
 READ_MACHINE: Final = text("SELECT * FROM vectormill_server.read_machine()")
 
 
-def read_server_room(connection: Connection) -> ServerCapacity:
+def read_server_capacity(connection: Connection) -> ServerCapacity:
     """Return the free memory and cores of the Postgres server.
 
     They come from the files of its operating system if a superuser made the roles, else from the settings of Postgres.
@@ -595,7 +569,7 @@ class MaintainedCollection:
 # The index maintainer waits this long after a build that failed or was cancelled before it requests another.
 HELD_BACK_SECONDS: Final = 3600.0
 
-LIST_TENDED: Final = text(f"""
+LIST_MAINTAINED: Final = text(f"""
     WITH loads AS (
         SELECT generation_id, sum(num_items) AS num_waiting
           FROM vectormill.open_job_counts
@@ -658,7 +632,7 @@ LIST_TENDED: Final = text(f"""
 IN_USE_SECONDS: Final = 600.0
 
 
-def list_tended(connection: Connection, *, least_rows: int) -> list[MaintainedCollection]:
+def list_maintained(connection: Connection, *, least_rows: int) -> list[MaintainedCollection]:
     """Return the collections that should have an HNSW index (policy `hnsw`, or `auto` with `least_rows`) or indexes for
     filters, or whose multi-vectors should become codes.
 
@@ -669,7 +643,7 @@ def list_tended(connection: Connection, *, least_rows: int) -> list[MaintainedCo
         "in_use_seconds": IN_USE_SECONDS,
         "held_back_seconds": HELD_BACK_SECONDS,
     }
-    rows = connection.execute(LIST_TENDED, values).mappings()
+    rows = connection.execute(LIST_MAINTAINED, values).mappings()
     found = [MaintainedCollection(**{**row, "spec": EncodingSpec.from_json(row["spec"])}) for row in rows]
     return [
         replace(each, needs_codebook=each.needs_codebook and find_codebook(connection, each.spec) is None)

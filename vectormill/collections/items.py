@@ -10,11 +10,10 @@ from sqlalchemy import Connection, text
 
 from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import LIVE, VECTORS, Generation
-from vectormill.collections.collections import find_generation
-from vectormill.collections.deletions import bury_keys, lock_deletions
+from vectormill.collections.collections import find_generation, list_written_generations
 from vectormill.collections.generation_tables import attributes_name, table_name
-from vectormill.collections.generations import list_written_generations
 from vectormill.collections.row_kinds import Results
+from vectormill.collections.tombstones import lock_deletions, write_tombstones
 from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
@@ -114,7 +113,7 @@ def delete_items(connection: Connection, collection: str, keys: Iterable[str]) -
     """Delete the keys from all generations, and keep earlier jobs from writing them. Return how many were live.
 
     Commits into the collection wait until the transaction ends, so pass few keys at a time. Texts in payloads of jobs
-    are scrubbed later: see deletions.py. Raise CollectionNotFound.
+    are scrubbed later: see tombstones.py. Raise CollectionNotFound.
     """
     unique = sorted(set(keys))
     generations = list_written_generations(connection, collection, is_deletion=True)
@@ -148,7 +147,7 @@ def _bury(
     connection: Connection, generations: Sequence[Generation], keys: Sequence[str], places: Sequence[int]
 ) -> int:
     """Write tombstones and delete older rows from these generations; return how many rows the live one lost."""
-    bury_keys(connection, generations[0].collection_id, keys, places)
+    write_tombstones(connection, generations[0].collection_id, keys, places)
     num_deleted = 0
     for generation in generations:
         num_rows = delete_rows(connection, generation.id, keys, places)

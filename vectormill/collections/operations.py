@@ -27,6 +27,7 @@ from vectormill.collections.index_plan import (
     MOST_M,
     MOST_MEMORY_BYTES,
     MOST_WORKERS,
+    SHAPE_OPTIONS,
     check_fields,
 )
 from vectormill.domain.errors import InvalidOption
@@ -331,7 +332,7 @@ class RollbackAnswer(TypedDict):
     ]
 
 
-def tell_generation(generation: Generation) -> LiveGenerationBody:
+def describe_generation(generation: Generation) -> LiveGenerationBody:
     """Return a generation as the response to a rollback shows it."""
     spec = generation.spec
     return {"id": generation.id, "fingerprint": spec.fingerprint(), "options": spec.describe()}
@@ -525,7 +526,7 @@ class IndexRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     def shape(self) -> dict[str, int]:
         """Return the options that are set, as they are stored with the collection."""
-        names = ("m", "ef_construction", "workers", "memory_bytes", MULTI_VECTOR_CODES, "bm25")
+        names = (*SHAPE_OPTIONS, MULTI_VECTOR_CODES, "bm25")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def fields(self) -> list[str] | None:

@@ -3,32 +3,21 @@
 The transaction drops the view and deletes every row that names the collection. A crash before COMMIT changes nothing; a
 crash after it leaves orphaned tables, which belong to no generation and which the pruner finds and drops. Jobs that
 wrote into the collection stay, but their vectors in it are gone, and their export says so.
-
-A check of a collection counts its orphaned rows: attributes without a result, and rows of deleted keys.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 import psycopg
 from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.collections.collection import Generation
-from vectormill.collections.coverage import MOST_NAMED_KEYS
-from vectormill.collections.generation_tables import attributes_name, table_name
-from vectormill.collections.generations import lock_collection
+from vectormill.collections.collections import lock_collection
+from vectormill.collections.generation_tables import table_name
 from vectormill.collections.imports import IMPORTED_PLACE
 from vectormill.db.locks import act_in_short_locks, drop_tables
 from vectormill.db.session import driver_of
-from vectormill.domain.errors import (
-    CollectionInUse,
-    CollectionNotFound,
-    Conflict,
-    LocksHeld,
-    NotFound,
-)
+from vectormill.domain.errors import CollectionInUse, CollectionNotFound, Conflict, LocksHeld, NotFound
 from vectormill.jobs.job import RECEIVED_JOB_STATES, STEERABLE_JOB_STATES, TERMINAL_JOB_STATES
 from vectormill.jobs.jobs import cancel_job
 from vectormill.runs.run import CLAIMED_RUN_STATES, STEERABLE_RUN_STATES, UNCLAIMED_RUN_STATES
@@ -87,6 +76,17 @@ LIST_DEPENDENTS: Final = text("""
        AND link.refobjid IN (SELECT to_regclass(name) FROM unnest(CAST(:relations AS text[])) AS name)
        AND rule.ev_class <> ALL(SELECT coalesce(to_regclass(name), 0) FROM unnest(CAST(:relations AS text[])) AS name)
      ORDER BY name
+""")
+
+# The tables that the collection's view reads.
+LIST_TABLES_OF_VIEW: Final = text("""
+    SELECT DISTINCT class.relname
+      FROM pg_depend AS link
+      JOIN pg_rewrite AS rule ON link.classid = CAST('pg_rewrite' AS regclass) AND link.objid = rule.oid
+      JOIN pg_class AS view ON view.oid = rule.ev_class AND view.relkind = 'v'
+      JOIN pg_class AS class ON class.oid = link.refobjid AND class.relkind = 'r'
+     WHERE view.oid = to_regclass(:view) AND link.refclassid = CAST('pg_class' AS regclass)
+     ORDER BY class.relname
 """)
 
 # The last column counts sources and schedules.
@@ -212,73 +212,3 @@ LIST_ORPHANS: Final = text("""
 def drop_orphaned_tables(engine: Engine) -> int:
     """Drop the tables of generations that no longer exist, and return their number."""
     return drop_tables(engine, LIST_ORPHANS)
-
-
-@dataclass(frozen=True, slots=True)
-class Inconsistencies:
-    """Inconsistencies of a collection: attributes without a row, rows of deleted keys, missing and orphaned tables.
-
-    The lists of keys hold at most MOST_NAMED_KEYS. `view_reads` names the tables that the collection's view reads.
-    """
-
-    num_attributes: int
-    attribute_keys: list[str]
-    num_deleted_keys: int
-    deleted_keys: list[str]
-    missing_tables: list[str]
-    left_tables: list[str]
-    view_reads: str
-
-
-FIND_BARE_ATTRIBUTES: Final = """
-    SELECT count(*) AS number, (array_agg(key))[1 : CAST(:limit AS integer)] AS keys
-      FROM vectormill.{attributes} AS kept
-     WHERE NOT EXISTS (SELECT 1 FROM vectormill.{table} AS live WHERE live.key = kept.key)
-"""
-
-# Such a row is older than the tombstone of its key, and should have been deleted.
-FIND_DELETED_KEYS: Final = """
-    SELECT count(*) AS number, (array_agg(live.key))[1 : CAST(:limit AS integer)] AS keys
-      FROM vectormill.tombstones AS tombstone
-      JOIN vectormill.{table} AS live ON live.key = tombstone.key AND live.job_seq < tombstone.seq
-     WHERE tombstone.collection_id = :collection_id
-"""
-
-LIST_MISSING_TABLES: Final = text("""
-    SELECT wanted.name
-      FROM vectormill.generations
-     CROSS JOIN LATERAL (VALUES ('vectormill.generation_' || generations.id),
-                                ('vectormill.generation_' || generations.id || '_attributes')) AS wanted (name)
-     WHERE generations.collection_id = :collection_id AND generations.state <> 'pruned'
-       AND to_regclass(wanted.name) IS NULL
-     ORDER BY wanted.name
-""")
-
-# The tables that the collection's view reads.
-LIST_TABLES_OF_VIEW: Final = text("""
-    SELECT DISTINCT class.relname
-      FROM pg_depend AS link
-      JOIN pg_rewrite AS rule ON link.classid = CAST('pg_rewrite' AS regclass) AND link.objid = rule.oid
-      JOIN pg_class AS view ON view.oid = rule.ev_class AND view.relkind = 'v'
-      JOIN pg_class AS class ON class.oid = link.refobjid AND class.relkind = 'r'
-     WHERE view.oid = to_regclass(:view) AND link.refclassid = CAST('pg_class' AS regclass)
-     ORDER BY class.relname
-""")
-
-
-def find_strays(connection: Connection, generation: Generation) -> Inconsistencies:
-    names = {"table": generation.table_name, "attributes": attributes_name(generation.id)}
-    limit = {"limit": MOST_NAMED_KEYS}
-    of_it = {"collection_id": generation.collection_id}
-    bare = connection.execute(text(FIND_BARE_ATTRIBUTES.format(**names)), limit).one()
-    deleted = connection.execute(text(FIND_DELETED_KEYS.format(**names)), limit | of_it).one()
-    read = connection.execute(LIST_TABLES_OF_VIEW, {"view": f"public.{generation.collection}"}).scalars()
-    return Inconsistencies(
-        bare.number,
-        bare.keys or [],
-        deleted.number,
-        deleted.keys or [],
-        list(connection.execute(LIST_MISSING_TABLES, of_it).scalars()),
-        list(connection.execute(LIST_ORPHANS).scalars()),
-        ", ".join(read),
-    )

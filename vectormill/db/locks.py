@@ -8,12 +8,12 @@ tries again.
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import psycopg
-from sqlalchemy import Connection, Engine, TextClause, text
+from sqlalchemy import Connection, Engine, Row, TextClause, text
 from sqlalchemy.exc import DBAPIError
 
 from vectormill.domain.errors import LocksHeld
@@ -41,6 +41,19 @@ LIMIT_TIME = text("SELECT set_config('statement_timeout', :timeout, true)")
 def limit_time(connection: Connection, seconds: float) -> None:
     """Limit the time that a statement may take, until the transaction ends."""
     connection.execute(LIMIT_TIME, {"timeout": f"{math.ceil(seconds * 1000)}ms"})
+
+
+def find_row_within(
+    connection: Connection, seconds: float, statement: TextClause, values: Mapping[str, Any] | None = None
+) -> Row[Any] | None:
+    """Return the row of a statement; None if it takes longer, which aborts the caller's transaction."""
+    limit_time(connection, seconds)
+    try:
+        return connection.execute(statement, values).one()
+    except DBAPIError as error:
+        if not isinstance(error.orig, psycopg.errors.QueryCanceled):
+            raise
+        return None
 
 
 def act_in_short_locks(

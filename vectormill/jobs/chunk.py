@@ -47,7 +47,7 @@ class Claim:
     collection. `generation_fingerprint` names the vector space of the generation that the chunk is written
     to. `num_tokens` is an estimate. `output_url` is the folder of an object store into which the results go,
     and `output_schema` the serialized Arrow schema that they get there for a table. With `is_fill` the job was
-    filling its generation (vectormill/collections/fills.py) when the chunk was claimed for the first time. A chunk
+    filling its generation (vectormill/collections/bulk_loads.py) when the chunk was claimed for the first time. A chunk
     that `is_faulty` has vectors that a faulty worker computed.
     """
 

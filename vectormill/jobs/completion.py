@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, text
 
-from vectormill.collections.fills import copy_rows, hold_fill, remove_rows
+from vectormill.collections.bulk_loads import copy_rows, hold_bulk_load, remove_rows
 from vectormill.collections.generation_tables import find_ranges, upsert_rows
 from vectormill.collections.row_kinds import Results, take_objects
 from vectormill.db.session import driver_of
@@ -202,7 +202,7 @@ def _upsert(
     target = generation_id, claim.job_seq
     if claim.is_fill:
         with driver_of(connection).cursor() as cursor:
-            if hold_fill(cursor, generation_id, claim.job_id):
+            if hold_bulk_load(cursor, generation_id, claim.job_id):
                 copy_rows(cursor, *target, Items.of(taken), results, claim.spec, keep_text=claim.keep_text)
                 return 0
     return upsert_rows(connection, *target, taken, results, claim.spec, keep_text=claim.keep_text)

@@ -62,7 +62,7 @@ NEXT_CHUNK: Final = """LATERAL (
 # A job ages while it makes no progress, and not while it is served; otherwise a bulk job that runs all night
 # would overtake everything else. The statement runs ten times a second or more, so it reads the beginning of
 # an index and stops: 3 ms with 100,000 open jobs. Only the next chunk of each job is read, since those after
-# it have about as many tokens. Jobs of a generation that is on hold are left out: see swaps.py.
+# it have about as many tokens. Jobs of a generation that is on hold are left out: see generations.py.
 LIST_DEMANDS = text(f"""
     WITH held AS MATERIALIZED (SELECT id FROM vectormill.generations WHERE held_until > now())
     SELECT waiting.id, seq, model, priority, extract(epoch FROM now() - updated_at)::float8, chunk_tokens,

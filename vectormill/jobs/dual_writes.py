@@ -11,8 +11,8 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.collections.collection import BUILDING, LIVE, Generation
-from vectormill.collections.generations import (
+from vectormill.collections.collection import WRITTEN_GENERATION_STATES, Generation
+from vectormill.collections.collections import (
     IS_CARRIED_FROM,
     find_building,
     find_generation_by_id,
@@ -132,7 +132,7 @@ def add_missing_twins(engine: Engine, building: Generation, *, with_done: bool =
             lock_job(connection, job_id)  # so that none of the job's chunks is split meanwhile
             now = find_generation_by_id(connection, building.id)
             has_twin = connection.execute(HAS_TWIN, {"job_id": job_id, "generation_id": building.id})
-            if now is not None and now.state in (LIVE, BUILDING) and not has_twin.scalar_one():
+            if now is not None and now.state in WRITTEN_GENERATION_STATES and not has_twin.scalar_one():
                 _insert_twin(connection, job_id, building, with_done=with_done)
 
 

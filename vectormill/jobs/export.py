@@ -13,8 +13,8 @@ from sqlalchemy import Connection, Engine, text
 
 from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import PRUNED
+from vectormill.collections.collections import find_generation_by_id
 from vectormill.collections.generation_tables import table_name
-from vectormill.collections.generations import find_generation_by_id
 from vectormill.collections.row_kinds import Results, take_objects
 from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec

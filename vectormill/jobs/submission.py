@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from vectormill.collections.collections import check_collection, fit_spec, open_collection
-from vectormill.collections.generations import find_written as find_written_generation
+from vectormill.collections.collections import find_written as find_written_generation
 from vectormill.db.idempotency import bare_idempotency_key
 from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import (

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.collections.generations import share_collection
+from vectormill.collections.collections import share_collection
 from vectormill.db.parameters import to_jsonb
 from vectormill.domain.errors import SubmissionInProgress, UploadRemoved
 from vectormill.jobs.chunk import read_keys

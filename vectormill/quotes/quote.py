@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sqlalchemy import Connection, text
 
 from vectormill.collections.collection import LIVE, Generation
-from vectormill.collections.generations import find_in_state
+from vectormill.collections.collections import find_in_state
 from vectormill.collections.index_plan import SHAPES, estimate_graph_bytes, find_operator_class
 from vectormill.collections.sizing import estimate_row_bytes
 from vectormill.domain.encoding import (

@@ -25,9 +25,8 @@ from vectormill.quotes.sample import MOST_ROWS, TextSample
 from vectormill.rows.decoding import DELIMITERS, PARQUET, scan_rows
 from vectormill.settings import Settings
 from vectormill.sources.opening import PATIENCE_SECONDS, open_source
-from vectormill.sources.options import PUSH
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import Source
+from vectormill.sources.source import PUSH, Source
 from vectormill.sources.sql import SqlReader
 
 # Objects of so many bytes together are read whole, in some seconds.

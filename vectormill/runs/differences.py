@@ -1,4 +1,4 @@
-"""Differences between a source and a generation: stage the rows of a run's source, compare, and apply.
+"""Differences between a source and a generation: choose which rows to read, stage them, compare, and apply.
 
 Rows are staged in two unlogged tables per run. `seen` has the key of every row, to find rows that vanished
 from the source. `changes` has the rows that differ from the generation, by position in the source, followed
@@ -8,8 +8,15 @@ A crash of Postgres empties unlogged tables. A marker row, checked in each trans
 detects this. Differences are applied in batches, one transaction each, and every statement is idempotent, so
 that a run that was killed repeats its last batch. Rows that clients wrote after the run began to read are
 left alone.
+
+If a column of the source tells when each row was changed, a run does not read all rows. Each run reports the newest
+value of that column that it has read. A later run reads from the value of the run before the last one on, so that a
+transaction which was open during one run is found by the next. It also reads the rows whose texts the last run could
+not encode, since nothing else would try them again before all rows are read.
 """
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,27 +27,24 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
 from vectormill.collections.collection import Generation
-from vectormill.collections.deletions import hold_deletions, lock_deletions
 from vectormill.collections.generation_tables import name_parts
 from vectormill.collections.row_kinds import choose_kind
+from vectormill.collections.tombstones import hold_deletions_of, lock_deletions
 from vectormill.db.locks import drop_tables
 from vectormill.db.outages import blames_a_value
-from vectormill.db.parameters import (
-    BYTEA_OID,
-    TEXT_OID,
-    accept_arrays,
-    make_bytes_array,
-    make_places_array,
-)
+from vectormill.db.parameters import BYTEA_OID, TEXT_OID, accept_arrays, make_bytes_array, make_places_array
 from vectormill.db.session import driver_of
 from vectormill.domain.errors import RunError
 from vectormill.jobs.item import PAIR_MARK, Item, Items
 from vectormill.jobs.job import OPEN_JOB_STATES
+from vectormill.runs.run import CHANGES, GOOD_RUN_STATES, READING, REINDEX, Run
+from vectormill.sources.source import FULL_EVERY_HOURS, Source
 from vectormill.workers.proofs import IS_UNPROVEN
 
 NEW: Final = "n"
 CHANGED: Final = "c"
 METADATA_ONLY: Final = "m"
+VANISHED: Final = "v"
 
 
 class StageLost(RunError):
@@ -102,6 +106,19 @@ class RunTables:
             generation_id=sql.Literal(self.generation.id),
         )
 
+    def execute(
+        self, connection: Connection, statement: str, values: dict[str, Any] | None = None
+    ) -> psycopg.Cursor[Any]:
+        """Execute a statement on these tables."""
+        return driver_of(connection).execute(self.fill_in(statement), values)
+
+    def read_number(
+        self, connection: Connection, statement: str, values: dict[str, Any] | None = None
+    ) -> int:
+        """Return the one number that a statement on these tables returns."""
+        ((number,),) = self.execute(connection, statement, values).fetchall()
+        return int(number)
+
 
 # Expressions for the kept-text columns, from a staged text and the position of the pair separator in it.
 TEXT_VALUES: Final = {
@@ -144,9 +161,8 @@ IS_MARKED: Final = "SELECT 1 FROM {changes} WHERE ordinal = 0"
 
 def make_stage(connection: Connection, stage: RunTables) -> None:
     """Create empty staging tables, replacing any that exist."""
-    driver = driver_of(connection)
     for statement in (DROP_STAGE, MAKE_SEEN, MAKE_CHANGES, MARK_STAGE):
-        driver.execute(stage.fill_in(statement))
+        stage.execute(connection, statement)
 
 
 def has_table(connection: Connection, run_id: UUID, name: str) -> bool:
@@ -160,9 +176,10 @@ def require_stage(connection: Connection, stage: RunTables) -> None:
 
     Call in the transaction that reads the stage, as Postgres may crash between two transactions.
     """
-    if not has_table(connection, stage.run_id, "changes"):
-        raise StageLost
-    if driver_of(connection).execute(stage.fill_in(IS_MARKED)).fetchone() is None:
+    if (
+        not has_table(connection, stage.run_id, "changes")
+        or not stage.execute(connection, IS_MARKED).rowcount
+    ):
         raise StageLost
 
 
@@ -235,11 +252,11 @@ def stage_rows(
 ) -> dict[str, int]:
     """Stage a batch of rows and those that differ from the generation; return the number of rows by kind."""
     driver = driver_of(connection)
-    driver.execute(LOOK_UP_BY_INDEX)
-    driver.execute(COMMIT_AT_ONCE)
+    stage.execute(connection, LOOK_UP_BY_INDEX)
+    stage.execute(connection, COMMIT_AT_ONCE)
     accept_arrays(driver)
     values = rows.compared(seq, keep_text=keep_text)
-    found = driver.execute(stage.fill_in(COMPARE_BATCH), values).fetchall()
+    found = stage.execute(connection, COMPARE_BATCH, values).fetchall()
     counts = {NEW: 0, CHANGED: 0, METADATA_ONLY: 0}
     if found:
         with driver.cursor() as cursor, cursor.copy(stage.fill_in(COPY_CHANGES)) as copy:
@@ -262,15 +279,12 @@ def stage_rows(
     return counts
 
 
-HAS_REPEATED_KEY: Final = """
-    SELECT EXISTS (SELECT 1 FROM {seen} GROUP BY key HAVING count(*) > 1)
-"""
+FIND_REPEATED_KEY: Final = "SELECT key FROM {seen} GROUP BY key HAVING count(*) > 1 LIMIT 1"
 
 
 def has_repeated_key(connection: Connection, stage: RunTables) -> bool:
     """Return True if two rows of the source have the same key, where hashes of keys have only hinted at it."""
-    row = driver_of(connection).execute(stage.fill_in(HAS_REPEATED_KEY)).fetchone()
-    return row is not None and bool(row[0])
+    return stage.execute(connection, FIND_REPEATED_KEY).rowcount > 0
 
 
 LOAD_CHANGES: Final = """
@@ -292,8 +306,6 @@ def load_changes(
     return [(row[0], Item(row[1], row[2], row[3], row[4])) for row in rows]
 
 
-COUNT_ROWS: Final = "SELECT count(*) FROM {table}"
-
 IS_DELETED_SINCE: Final = """
     SELECT 1 FROM vectormill.tombstones
      WHERE collection_id = %(collection_id)s::bigint AND seq > %(seq)s::bigint LIMIT 1
@@ -301,8 +313,10 @@ IS_DELETED_SINCE: Final = """
 
 
 def count_rows(connection: Connection, stage: RunTables) -> int:
-    return _number(connection, stage, COUNT_ROWS, {})
+    return stage.read_number(connection, "SELECT count(*) FROM {table}")
 
+
+SORT_IN_MEMORY: Final = "SELECT set_config('work_mem', '64MB', true)"
 
 FORGET_VANISHED: Final = "DELETE FROM {changes} WHERE ordinal > %(num_seen)s::bigint"
 
@@ -328,14 +342,13 @@ def note_vanished(
     `num_known` rows of the source are in the generation, which has `num_rows`. If these are equal and no item
     was deleted since the run began to read, no row can have vanished, and the comparison is skipped.
     """
-    driver = driver_of(connection)
-    driver.execute(stage.fill_in(FORGET_VANISHED), {"num_seen": num_seen})
+    stage.execute(connection, FORGET_VANISHED, {"num_seen": num_seen})
     values = {"collection_id": stage.generation.collection_id, "seq": seq}
-    if num_rows == num_known and driver.execute(IS_DELETED_SINCE, values).fetchone() is None:
+    if num_rows == num_known and not stage.execute(connection, IS_DELETED_SINCE, values).rowcount:
         return 0
-    driver.execute("SELECT set_config('work_mem', '64MB', true)")
-    driver.execute(stage.fill_in("ANALYZE {seen}"))
-    return _number(connection, stage, NOTE_VANISHED, {"num_seen": num_seen})
+    stage.execute(connection, SORT_IN_MEMORY)
+    stage.execute(connection, "ANALYZE {seen}")
+    return stage.read_number(connection, NOTE_VANISHED, {"num_seen": num_seen})
 
 
 # Selects one donor row per wanted text. Results are copied before any is written, so that two rows can swap
@@ -401,20 +414,20 @@ def note_moved(connection: Connection, stage: RunTables, num_wanted: int) -> Non
     """
     if has_table(connection, stage.run_id, "moved"):
         return
-    driver = driver_of(connection)
-    driver.execute("SELECT set_config('work_mem', '64MB', true)")
-    driver.execute(stage.fill_in("ANALYZE {changes}"))
-    num_pages = _number(connection, stage, COUNT_PAGES, {"name": f"vectormill.{stage.generation.table_name}"})
-    driver.execute(stage.fill_in(make_moved(num_wanted, num_pages)))
-    driver.execute(stage.fill_in("ALTER TABLE {moved} ADD PRIMARY KEY (ordinal)"))
-    driver.execute(stage.fill_in("CREATE INDEX ON {moved} (content_hash)"))
+    stage.execute(connection, SORT_IN_MEMORY)
+    stage.execute(connection, "ANALYZE {changes}")
+    table = {"name": f"vectormill.{stage.generation.table_name}"}
+    num_pages = stage.read_number(connection, COUNT_PAGES, table)
+    stage.execute(connection, make_moved(num_wanted, num_pages))
+    stage.execute(connection, "ALTER TABLE {moved} ADD PRIMARY KEY (ordinal)")
+    stage.execute(connection, "CREATE INDEX ON {moved} (content_hash)")
 
 
 LIST_MOVED: Final = """
     SELECT ordinal FROM {moved} WHERE ordinal > %(after)s::bigint ORDER BY ordinal LIMIT %(limit)s::bigint
 """
 
-# The caller holds off deletions of the collection, so that no tombstone appears meanwhile: see deletions.py.
+# The caller holds off deletions of the collection, so that no tombstone appears meanwhile: see tombstones.py.
 WRITE_MOVED: Final = """
     INSERT INTO {table} AS live (key, content_hash, {columns}, job_seq)
     SELECT moved.key, moved.content_hash, {moved_columns}, moved.place
@@ -449,25 +462,31 @@ def write_moved(
 
     Return how many of them were new and how many changed, and the last row's position; None after the last row.
     """
-    driver = driver_of(connection)
-    with driver.cursor() as cursor:
-        hold_deletions(cursor, stage.generation.id)
-    rows = driver.execute(stage.fill_in(LIST_MOVED), {"after": after, "limit": limit}).fetchall()
-    ordinals = [row[0] for row in rows]
+    hold_deletions_of(connection, stage.generation.collection_id)
+    rows = stage.execute(connection, LIST_MOVED, {"after": after, "limit": limit})
+    ordinals = [ordinal for (ordinal,) in rows]
     if not ordinals:
         return 0, 0, None
     values = {"ordinals": ordinals, "collection_id": stage.generation.collection_id}
-    driver.execute(LOOK_UP_BY_INDEX)
-    driver.execute(stage.fill_in(WRITE_MOVED), values)
+    stage.execute(connection, LOOK_UP_BY_INDEX)
+    stage.execute(connection, WRITE_MOVED, values)
     _write_attributes(connection, stage, ordinals, keep_text=keep_text)
-    num_new, num_changed = driver.execute(stage.fill_in(MARK_MOVED), values).fetchall()[0]
+    ((num_new, num_changed),) = stage.execute(connection, MARK_MOVED, values).fetchall()
     return num_new, num_changed, ordinals[-1]
 
 
-LIST_METADATA_ONLY: Final = """
-    SELECT ordinal FROM {changes}
-     WHERE ordinal > %(after)s::bigint AND kind = 'm' ORDER BY ordinal LIMIT %(limit)s::bigint
+LIST_STAGED: Final = """
+    SELECT ordinal, key FROM {changes}
+     WHERE ordinal > %(after)s::bigint AND kind = %(kind)s::text ORDER BY ordinal LIMIT %(limit)s::bigint
 """
+
+
+def list_staged(
+    connection: Connection, stage: RunTables, kind: str, *, after: int, limit: int
+) -> list[tuple[int, str]]:
+    """Return up to `limit` staged keys of a kind after a position, each as (position, key)."""
+    values = {"kind": kind, "after": after, "limit": limit}
+    return list(stage.execute(connection, LIST_STAGED, values))
 
 
 # If an older job has changed the text of a row since it was compared, the row must be encoded after all.
@@ -494,16 +513,15 @@ def write_metadata(
     Nobody else can write rows of the collection meanwhile; otherwise an older job could write its result
     alongside these attributes.
     """
-    driver = driver_of(connection)
     lock_deletions(connection, stage.generation.collection_id)
-    rows = driver.execute(stage.fill_in(LIST_METADATA_ONLY), {"after": after, "limit": limit}).fetchall()
-    ordinals = [row[0] for row in rows]
+    staged = list_staged(connection, stage, METADATA_ONLY, after=after, limit=limit)
+    ordinals = [ordinal for ordinal, _ in staged]
     if not ordinals:
         return 0, 0, None
-    driver.execute(LOOK_UP_BY_INDEX)
-    num_changed = _number(connection, stage, MARK_CHANGED, {"ordinals": ordinals})
+    stage.execute(connection, LOOK_UP_BY_INDEX)
+    num_changed = stage.read_number(connection, MARK_CHANGED, {"ordinals": ordinals})
     num_refused = _write_attributes(connection, stage, ordinals, keep_text=keep_text)
-    return num_changed, num_refused, int(ordinals[-1])
+    return num_changed, num_refused, ordinals[-1]
 
 
 # The row with the result is locked but not changed, so only the attributes have the later place. They are
@@ -553,12 +571,11 @@ def _write_attributes(
     A text that full-text search cannot index (SQLSTATE 54000) is left out, but its row keeps vector and
     metadata.
     """
-    driver = driver_of(connection)
     values = {"ordinals": list(ordinals), "keep_text": keep_text}
-    driver.execute(LOOK_UP_BY_INDEX)
+    stage.execute(connection, LOOK_UP_BY_INDEX)
     try:
-        with driver.transaction():
-            driver.execute(stage.fill_in(WRITE_ATTRIBUTES), values)
+        with driver_of(connection).transaction():
+            stage.execute(connection, WRITE_ATTRIBUTES, values)
     except psycopg.Error as error:
         if not keep_text or not blames_a_value(error):
             raise
@@ -568,23 +585,8 @@ def _write_attributes(
         halves = ordinals[:middle], ordinals[middle:]
         return sum(_write_attributes(connection, stage, half, keep_text=True) for half in halves)
     if not keep_text:
-        driver.execute(stage.fill_in(CLEAR_ATTRIBUTES), values)
+        stage.execute(connection, CLEAR_ATTRIBUTES, values)
     return 0
-
-
-LIST_VANISHED: Final = """
-    SELECT ordinal, key FROM {changes}
-     WHERE ordinal > %(after)s::bigint AND kind = 'v' ORDER BY ordinal LIMIT %(limit)s::bigint
-"""
-
-
-def list_vanished(
-    connection: Connection, stage: RunTables, *, after: int, limit: int
-) -> list[tuple[int, str]]:
-    """Return up to `limit` vanished keys after a position, each as (position, key)."""
-    values = {"after": after, "limit": limit}
-    rows = driver_of(connection).execute(stage.fill_in(LIST_VANISHED), values).fetchall()
-    return [(row[0], row[1]) for row in rows]
 
 
 LIST_RENAMED: Final = """
@@ -596,9 +598,8 @@ LIST_RENAMED: Final = """
 
 def list_renamed(connection: Connection, stage: RunTables, keys: Sequence[str]) -> list[str]:
     """Return those of these vanished keys whose text another row has taken over with its result."""
-    driver = driver_of(connection)
-    driver.execute(LOOK_UP_BY_INDEX)
-    return [row[0] for row in driver.execute(stage.fill_in(LIST_RENAMED), {"keys": list(keys)})]
+    stage.execute(connection, LOOK_UP_BY_INDEX)
+    return [key for (key,) in stage.execute(connection, LIST_RENAMED, {"keys": list(keys)})]
 
 
 # The failed row of a carried-over item has its own place, so that a newer row in the generation is kept.
@@ -624,7 +625,54 @@ def list_failed_keys(
     return [(row.item, row.key, row.place) for row in rows]
 
 
-def _number(connection: Connection, stage: RunTables, statement: str, values: dict[str, Any]) -> int:
-    row = driver_of(connection).execute(stage.fill_in(statement), values).fetchone()
-    assert row is not None
-    return int(row[0])
+# Marks were once compared by Python, whose order of texts is not that of a database; those are not taken up.
+ORDER: Final = "database"
+# With more rows that could not be encoded, all rows are read.
+MOST_FAILED: Final = 10_000
+
+# Uses ix_runs_collection_id, and stops after two rows.
+LIST_MARKS: Final = text(f"""
+    SELECT report #> '{{{READING},{CHANGES}}}' AS mark, generation_id, num_failed, job_id,
+           EXISTS (SELECT 1 FROM vectormill.jobs WHERE jobs.id = runs.job_id AND state <> 'deleting') AS has_job
+      FROM vectormill.runs
+     WHERE collection_id = :collection_id AND kind = '{REINDEX}' AND state IN {GOOD_RUN_STATES}
+     ORDER BY created_at DESC LIMIT 2
+""")
+IS_RECENT: Final = text("SELECT CAST(:moment AS timestamptz) > now() - make_interval(hours => :hours)")
+NOW: Final = text("SELECT now()::text")
+
+
+def find_digest(source: Source) -> str:
+    """Return a digest of what a source reads, so that marks of another query are not taken for its own."""
+    said = json.dumps([source.kind, dict(source.options), dict(source.split), ORDER], sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()
+
+
+def begin_mark(
+    connection: Connection, run: Run, generation_id: int, source: Source
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the mark of a run that begins to read, and the keys of rows that the last run could not encode.
+
+    `since` in the mark is None if it has to read all rows: for the first two runs on a generation or with another
+    source, if the last complete reading is older than the source allows, if nothing tells any more which texts the last
+    run could not encode, and if the run was told so.
+    """
+    digest = find_digest(source)
+    whole = {"source": digest, "since": None, "newest": None, "whole_at": connection.scalar(NOW)}
+    if run.options.get("full"):
+        return whole, []
+    found = connection.execute(LIST_MARKS, {"collection_id": run.collection_id}).all()
+    marks = [row.mark for row in found if row.mark and row.generation_id == generation_id]
+    if len(marks) < 2 or any(mark["source"] != digest or mark["newest"] is None for mark in marks):
+        return whole, []
+    last, before = marks
+    hours = int(source.options.get("full_every_hours", FULL_EVERY_HOURS))
+    if not connection.scalar(IS_RECENT, {"moment": last["whole_at"], "hours": hours}):
+        return whole, []
+    mark = {**last, "since": before["newest"]}
+    if not found[0].num_failed:
+        return mark, []
+    failed = list_failed_keys(connection, found[0].job_id, after=-1, limit=MOST_FAILED + 1)
+    if not found[0].has_job or len(failed) > MOST_FAILED:
+        return whole, []
+    return mark, [key for _, key, _ in failed]

@@ -37,18 +37,19 @@ class RunState(State):
     is_claimed: bool = False  # an indexer has the run now
     is_wanted: bool = True  # no client has cancelled the run
     is_good: bool = False  # the collection is up to date with its source
+    after_cancel: str | None = None  # the state after a client's cancellation; None if it is refused
 
 
 _ROWS: Final = (
-    RunState(UPLOADING, WAITING, is_begun=False),
-    RunState(QUEUED, WAITING, is_begun=False),
-    RunState(RUNNING, ACTIVE, is_claimed=True),
-    RunState(HELD, WAITING),
-    RunState(CANCELLING, WAITING, is_claimed=True, is_wanted=False),
+    RunState(UPLOADING, WAITING, is_begun=False, after_cancel=CANCELLED),
+    RunState(QUEUED, WAITING, is_begun=False, after_cancel=CANCELLED),
+    RunState(RUNNING, ACTIVE, is_claimed=True, after_cancel=CANCELLING),
+    RunState(HELD, WAITING, after_cancel=CANCELLED),
+    RunState(CANCELLING, WAITING, is_claimed=True, is_wanted=False, after_cancel=CANCELLING),
     RunState(COMPLETED, GOOD, is_final=True, is_good=True),
     RunState(COMPLETED_WITH_ERRORS, MIXED, is_final=True, is_good=True),
     RunState(FAILED, BAD, is_final=True),
-    RunState(CANCELLED, is_final=True, is_wanted=False),
+    RunState(CANCELLED, is_final=True, is_wanted=False, after_cancel=CANCELLED),
     RunState(SKIPPED, WAITING, is_final=True, is_begun=False),
 )
 
@@ -84,6 +85,9 @@ DELETING: Final = "deleting"
 INDEXING: Final = "indexing"
 CHECKING: Final = "checking"
 SWAPPING: Final = "swapping"
+
+# The member of the report of a reading that has the mark of its changes.
+CHANGES: Final = "changed"
 
 # The phases in their order; a phase that has nothing to do returns at once.
 RUN_PHASES: Final = (READING, COMPARING, ENCODING, DELETING, INDEXING, CHECKING, SWAPPING)
@@ -181,13 +185,12 @@ def state_after_cancel(state: str) -> str:
     A running run becomes `cancelling` until its indexer ends it; one that waits or is held becomes
     `cancelled`.
     """
-    if state in (CANCELLING, CANCELLED):
-        return state
-    if state == RUNNING:
-        return CANCELLING
-    if state in (UPLOADING, QUEUED, HELD):
-        return CANCELLED
-    raise WrongRunState(f"The run is {state}; only a run that is waiting, running or held can be cancelled.")
+    (after,) = (row.after_cancel for row in _ROWS if row.name == state)
+    if after is None:
+        raise WrongRunState(
+            f"The run is {state}; only a run that is waiting, running or held can be cancelled."
+        )
+    return after
 
 
 def state_after_confirm(state: str) -> str:

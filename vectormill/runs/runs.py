@@ -34,6 +34,7 @@ from vectormill.runs.run import (
     PHASES_BY_KIND,
     QUEUED,
     RUNNING,
+    TERMINAL_RUN_STATES,
     Run,
     RunCounts,
     state_after_cancel,
@@ -64,12 +65,12 @@ LIST_RUNS_BY_ID = text(
 
 # Uses clock_timestamp() instead of now(), so that runs created in one transaction have an order for paging. A
 # due time of a schedule has at most one run.
-CREATE_RUN = text("""
+CREATE_RUN = text(f"""
     INSERT INTO vectormill.runs
         (id, collection_id, kind, state, spec, options, schedule_id, due_at, created_at, finished_at, error)
     SELECT :id, id, :kind, :state, CAST(:spec AS jsonb), CAST(:options AS jsonb),
            CAST(:schedule_id AS bigint), CAST(:due_at AS timestamptz), clock_timestamp(),
-           CASE WHEN CAST(:state AS text) IN ('skipped', 'failed') THEN clock_timestamp() END, CAST(:error AS text)
+           CASE WHEN CAST(:state AS text) IN {TERMINAL_RUN_STATES} THEN clock_timestamp() END, CAST(:error AS text)
       FROM vectormill.collections WHERE name = :collection
     ON CONFLICT (schedule_id, due_at) DO NOTHING
     RETURNING id
@@ -248,7 +249,7 @@ def _lock(connection: Connection, run_id: UUID) -> Run:
 
 # Keeps the newest run and the newest successful run of each kind, collection and schedule (or none), because
 # the status of collections and schedules is read from these. Also keeps the unsuccessful run of a rollback while its
-# generation is live: it tells from where on that generation lacks rows (RETIRE_LIVE in swaps.py).
+# generation is live: it tells from where on that generation lacks rows (RETIRE_LIVE in generations.py).
 PRUNE_RUNS = text(f"""
     DELETE FROM vectormill.runs
      WHERE id IN (

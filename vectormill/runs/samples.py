@@ -18,7 +18,6 @@ from sqlalchemy import Connection, Engine, text
 
 from vectormill.collections.codebooks import find_codebook, open_kind
 from vectormill.collections.collection import Generation
-from vectormill.collections.coverage import MOST_NAMED_KEYS
 from vectormill.collections.generation_tables import attributes_name, find_ranges, send_text
 from vectormill.collections.row_kinds import Results, choose_kind, take_objects
 from vectormill.db.session import driver_of
@@ -31,6 +30,7 @@ from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import INTERACTIVE_PRIORITY, Job, NewJob
 from vectormill.jobs.jobs import delete_job, find_job
 from vectormill.jobs.submission import JobWriter
+from vectormill.runs.checks import MOST_NAMED_KEYS
 from vectormill.settings import Settings
 from vectormill.vectors.quantization import Ranges
 from vectormill.vectors.records import group_records
@@ -266,21 +266,16 @@ def encode_again(
         job = writer.finish()
     try:
         wait_for_end(engine, job, check, patience_seconds)
-        return read_encoded(engine, job)
+        blocks = list(read_results(engine, job.id))
     finally:
         with engine.begin() as connection:
             delete_job(connection, job.id)
-
-
-def read_encoded(engine: Engine, job: Job) -> tuple[Results, npt.NDArray[np.bool_]]:
-    """Return the results of a job's items in the form in which a collection keeps them, and which items have one."""
-    blocks = list(read_results(engine, job.id))
     results, present = (
         np.concatenate([getattr(block, name) for block in blocks]) for name in ("results", "present")
     )
-    if job.spec.result == RECORD:
+    if spec.result == RECORD:
         results = take_objects([None if record is None else group_records(record) for record in results])
-    elif job.spec.result not in VARYING:
+    elif spec.result not in VARYING:
         results = np.nan_to_num(results.astype(np.float32))
     return results, present
 

@@ -1,7 +1,7 @@
 """Operations on schedules, with the bodies of these and of the runs in their history."""
 
+from contextlib import suppress
 from dataclasses import asdict
-from datetime import datetime
 from typing import Annotated, Final, TypedDict
 
 from msgspec import Meta, Struct
@@ -129,24 +129,18 @@ class ScheduledRunPage(TypedDict):
 def describe_schedule(schedule: Schedule) -> ScheduleBody:
     """Return the response body of a schedule."""
     due_at = None if schedule.paused_at is not None else schedule.next_due_at
+    local = None
+    if due_at is not None:
+        with suppress(InvalidOption):  # this machine may not know the zone
+            local = due_at.astimezone(find_timezone(schedule.timezone)).isoformat()
     return describe(
         ScheduleBody,
         schedule,
         next_due_at=format_moment(due_at),
-        next_due_local=in_zone(due_at, schedule.timezone),
+        next_due_local=local,
         consecutive_failures=schedule.num_failures,
         skipped_since_success=schedule.num_skipped,
     )
-
-
-def in_zone(moment: datetime | None, timezone: str) -> str | None:
-    """Return a time in ISO 8601 as local time of the zone; None if this machine does not know the zone."""
-    if moment is None:
-        return None
-    try:
-        return moment.astimezone(find_timezone(timezone)).isoformat()
-    except InvalidOption:
-        return None
 
 
 def describe_scheduled_run(run: Run) -> ScheduledRunBody:

@@ -94,16 +94,6 @@ class ScheduleCounts:
     num_overdue: int
 
 
-def check_schedule_name(name: str) -> str:
-    """Return the name of a schedule if it is valid. Raise InvalidOption, stating the rule, if not."""
-    if not SCHEDULE_NAME.fullmatch(name):
-        raise InvalidOption(
-            f"Invalid schedule name {name[:80]!r}: use at most 63 letters, digits, '.', '_' and '-', starting with a "
-            "letter, a digit or '_'."
-        )
-    return name
-
-
 def check_overlap(overlap: str) -> str:
     """Return the overlap policy if it is one of OVERLAPS. Raise InvalidOption if not."""
     if overlap not in OVERLAPS:

@@ -35,18 +35,19 @@ from vectormill.runs.run import (
 )
 from vectormill.runs.runs import create_run
 from vectormill.schedules.schedule import (
+    SCHEDULE_NAME,
     SKIP,
     NewSchedule,
     Schedule,
     ScheduleCounts,
     check_cron,
     check_overlap,
-    check_schedule_name,
     find_timezone,
     newest_due,
     next_due,
 )
-from vectormill.sources.options import PUSH
+from vectormill.sources.source import PUSH
+from vectormill.sources.sources import LOCK_SOURCE
 
 # The counts read the runs of one schedule since its last success, through the index of (schedule_id, created_at).
 SCHEDULES_WITH_RUNS = f"""
@@ -95,15 +96,6 @@ def list_schedules(
     return [Schedule(**row._mapping) for row in connection.execute(LIST_SCHEDULES, values)]
 
 
-# Locks the collection, so that it cannot be deleted before the schedule is created.
-FIND_COLLECTION_AND_SOURCE = text("""
-    SELECT collections.id, sources.kind, now() AS now
-      FROM vectormill.collections
-      LEFT JOIN vectormill.sources ON sources.collection_id = collections.id
-     WHERE collections.name = :name
-       FOR KEY SHARE OF collections
-""")
-
 INSERT_SCHEDULE = text("""
     INSERT INTO vectormill.schedules (name, collection_id, cron, timezone, overlap, options, next_due_at)
     VALUES (:name, :collection_id, :cron, :timezone, :overlap, CAST(:options AS jsonb), :next_due_at)
@@ -117,9 +109,13 @@ def create_schedule(connection: Connection, new: NewSchedule) -> Schedule:
 
     Raise InvalidOption, CollectionNotFound, SourceNotFound, or Conflict if the name is taken.
     """
-    check_schedule_name(new.name)
+    if not SCHEDULE_NAME.fullmatch(new.name):
+        raise InvalidOption(
+            f"Invalid schedule name {new.name[:80]!r}: use at most 63 letters, digits, '.', '_' and '-', starting with "
+            "a letter, a digit or '_'."
+        )
     cron = check_cron(new.cron)
-    collection = connection.execute(FIND_COLLECTION_AND_SOURCE, {"name": new.collection}).one_or_none()
+    collection = connection.execute(LOCK_SOURCE, {"collection": new.collection}).one_or_none()
     if collection is None:
         raise CollectionNotFound(f"There is no collection {new.collection!r} to re-index.")
     if collection.kind is None:

@@ -19,8 +19,8 @@ from vectormill.files.parquet import open_parquet
 from vectormill.jobs.item import Item
 from vectormill.rows.decoding import PARQUET, read_rows
 from vectormill.rows.inputs import TextTree, find_format
-from vectormill.sources.options import LOCAL, FileOptions, TreeOptions
 from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, Reader, SourceAssembler, SourcePlace
+from vectormill.sources.source import LOCAL, FileOptions, TreeOptions
 from vectormill.webhooks.webhook import refuse_address
 
 # Protocols of real stores that connect only to hosts that the operator configured, or whose connections are checked.

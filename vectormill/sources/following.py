@@ -8,6 +8,7 @@ finds one already deleted rolls back.
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -18,15 +19,16 @@ from psycopg.pq.abc import PGresult
 from sqlalchemy import Connection, Row, text
 from sqlalchemy.exc import DBAPIError
 
-from vectormill.collections.collection import Generation
+from vectormill.collections.collections import find_written, list_written_generations
 from vectormill.collections.generation_tables import table_name
-from vectormill.collections.generations import find_written, list_written_generations
 from vectormill.collections.items import remove_items
 from vectormill.db.session import driver_of, walk_plan
 from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption, SourceNotFound
 from vectormill.jobs.job import TENDED_JOB_STATES
 from vectormill.runs.differences import list_failed_keys
+from vectormill.sources.operations import FollowingBody
 from vectormill.sources.source import Source
+from vectormill.sources.sources import FIND_SOURCE_BY_ID, LOCK_SOURCE, read_source
 from vectormill.sources.sql import ask_for, open_own
 
 # The key that stands for the whole table (TRUNCATE); no item has an empty key.
@@ -64,15 +66,11 @@ class FollowedCollection:
 # Looks for an open job of earlier changes. One job at a time keeps the order: later reads are written later,
 # and rows to compare with are already there. A job that has been open for longer than the limit waits for
 # workers or a retry, and no longer holds up the changes after it.
-FIND_FOLLOWED_COLLECTION = text(f"""
-    SELECT collections.id, collections.name, sources.kind, sources.options, sources.split,
-           EXISTS (SELECT 1 FROM vectormill.jobs
+IS_BUSY = text(f"""
+    SELECT EXISTS (SELECT 1 FROM vectormill.jobs
                     WHERE state IN {TENDED_JOB_STATES}
                       AND created_at > now() - make_interval(secs => CAST(:patience_seconds AS double precision))
-                      AND metadata ? 'changes_of' AND metadata ->> 'changes_of' = collections.name) AS is_busy
-      FROM vectormill.collections
-      LEFT JOIN vectormill.sources ON sources.collection_id = collections.id
-     WHERE collections.id = :id
+                      AND metadata ? 'changes_of' AND metadata ->> 'changes_of' = :collection)
 """)
 
 
@@ -80,12 +78,12 @@ def find_followed_collection(
     connection: Connection, collection_id: int, patience_seconds: float
 ) -> FollowedCollection | None:
     """Return a collection and its source; None if the collection does not exist."""
-    values = {"id": collection_id, "patience_seconds": patience_seconds}
-    row = connection.execute(FIND_FOLLOWED_COLLECTION, values).one_or_none()
+    row = connection.execute(FIND_SOURCE_BY_ID, {"collection_id": collection_id}).one_or_none()
     if row is None:
         return None
-    source = None if row.kind is None else Source(row.kind, row.options, row.split)
-    return FollowedCollection(row.id, row.name, source, row.is_busy)
+    values = {"collection": row.name, "patience_seconds": patience_seconds}
+    is_busy = connection.execute(IS_BUSY, values).scalar_one()
+    return FollowedCollection(row.id, row.name, read_source(row), is_busy)
 
 
 # The seed 17 keeps this lock apart from the locks of the collection's name and of its deletions.
@@ -226,22 +224,15 @@ def remove_failed(connection: Connection, job: FailedJob) -> int:
 
     From then on the job is retained like any other, so that its errors can be read and it can be retried.
     """
-    try:
-        generation = find_written(connection, job.generation_id)
-    except Conflict:  # the generation was dropped, so no row of it is read any more
-        number = 0
-    else:
-        number = _remove_failed(connection, job.id, generation)
-    connection.execute(KEEP_FAILED_JOB, {"job_id": job.id})
-    return number
-
-
-def _remove_failed(connection: Connection, job_id: UUID, generation: Generation) -> int:
     number, after = 0, -1
-    while failed := list_failed_keys(connection, job_id, after=after, limit=1000):
-        keys, places = [key for _, key, _ in failed], [place for _, _, place in failed]
-        number += remove_items(connection, generation, keys, places)
-        after = failed[-1][0]
+    # If the generation was dropped, no row of it is read any more.
+    with suppress(Conflict):
+        generation = find_written(connection, job.generation_id)
+        while failed := list_failed_keys(connection, job.id, after=after, limit=1000):
+            keys, places = [key for _, key, _ in failed], [place for _, _, place in failed]
+            number += remove_items(connection, generation, keys, places)
+            after = failed[-1][0]
+    connection.execute(KEEP_FAILED_JOB, {"job_id": job.id})
     return number
 
 
@@ -251,6 +242,11 @@ EVENTS: Final = {
     "delete": "DELETE ON {table} REFERENCING OLD TABLE AS old_rows",
     "truncate": "TRUNCATE ON {table}",
 }
+# The cost of a trigger for each statement does not grow with the statement's rows.
+CREATE_TRIGGER: Final = """
+    CREATE OR REPLACE TRIGGER {trigger} AFTER {clause} FOR EACH STATEMENT
+    EXECUTE FUNCTION vectormill.note_changes({collection}, {column})
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,15 +267,6 @@ class FollowedTable:
         return sql.Identifier(self.schema, self.name)
 
 
-FIND_SOURCE = text("""
-    SELECT collections.id, sources.kind, sources.options, sources.split
-      FROM vectormill.collections
-      LEFT JOIN vectormill.sources ON sources.collection_id = collections.id
-     WHERE collections.name = :name
-       FOR KEY SHARE OF collections
-""")
-
-
 def follow_table(
     connection: Connection,
     collection: str,
@@ -294,10 +281,10 @@ def follow_table(
     lock timeouts: CREATE TRIGGER waits for transactions that write to the table, and blocks later ones. Raise
     CollectionNotFound, SourceNotFound, InvalidOption or Conflict.
     """
-    row = _find_source(connection, collection)
-    if row.kind is None:
+    row = _lock_source(connection, collection)
+    collection_id, source = row.id, read_source(row)
+    if source is None:
         raise SourceNotFound
-    collection_id, source = row.id, Source(row.kind, row.options, row.split)
     if not source.is_own_query:
         raise InvalidOption(
             f"Collection {collection!r} cannot follow a table: triggers need a source that queries Vectormill's own "
@@ -309,26 +296,19 @@ def follow_table(
         raise Conflict(f"Collection {collection!r} already follows {others[0]}; unfollow it first.")
     try:
         for event, clause in EVENTS.items():
-            driver_of(connection).execute(make_trigger(collection_id, event, clause, found))
+            statement = sql.SQL(CREATE_TRIGGER).format(
+                trigger=sql.Identifier(trigger_name(collection_id, event)),
+                clause=sql.SQL(clause).format(table=found.identifier()),
+                collection=sql.Literal(str(collection_id)),
+                column=sql.Literal(found.key_column),
+            )
+            driver_of(connection).execute(statement)
     except psycopg.errors.InsufficientPrivilege as error:
         raise Conflict(
             f"Vectormill's role may not create triggers on {found}; its owner must run: GRANT TRIGGER ON {found} TO "
             "that role."
         ) from error
     return found
-
-
-def make_trigger(collection_id: int, event: str, clause: str, found: FollowedTable) -> sql.Composed:
-    """Return the statement of a statement-level trigger, whose cost does not grow with a statement's rows."""
-    return sql.SQL(
-        "CREATE OR REPLACE TRIGGER {trigger} AFTER {clause} FOR EACH STATEMENT"
-        " EXECUTE FUNCTION vectormill.note_changes({collection}, {column})"
-    ).format(
-        trigger=sql.Identifier(trigger_name(collection_id, event)),
-        clause=sql.SQL(clause).format(table=found.identifier()),
-        collection=sql.Literal(str(collection_id)),
-        column=sql.Literal(found.key_column),
-    )
 
 
 def trigger_name(collection_id: int, event: str) -> str:
@@ -341,7 +321,7 @@ def unfollow_table(connection: Connection, collection: str) -> Sequence[Followed
     Call with short lock timeouts. Raise CollectionNotFound, or Conflict if only the table's owner can drop a
     trigger.
     """
-    return remove_triggers(connection, _find_source(connection, collection).id)
+    return remove_triggers(connection, _lock_source(connection, collection).id)
 
 
 def remove_triggers(connection: Connection, collection_id: int) -> Sequence[FollowedTable]:
@@ -385,36 +365,30 @@ def list_followed_tables(connection: Connection, collection_id: int) -> list[Fol
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Following:
-    """The table that a collection follows, None if none, and how far behind the collection is.
-
-    `num_waiting` is the number of changes not yet submitted, counted up to a thousand.
-    """
-
-    table: FollowedTable | None
-    num_waiting: int
-    oldest_seconds: float
-
-
 COUNT_WAITING = text("""
-    SELECT CAST(count(*) AS integer) AS num_waiting,
+    SELECT CAST(count(*) AS integer) AS num_waiting, min(changed_at) AS oldest_at,
            coalesce(extract(epoch FROM now() - min(changed_at)), 0)::float8 AS oldest_seconds
       FROM (SELECT changed_at FROM vectormill.source_changes
-             WHERE collection_id = :collection_id ORDER BY id LIMIT 1000) AS waiting
+             WHERE collection_id = :collection_id ORDER BY collection_id, id LIMIT :limit) AS waiting
 """)
 
 
-def find_following(connection: Connection, collection: str) -> Following:
+def describe_following(connection: Connection, collection: str) -> FollowingBody:
     """Return the table that a collection follows, and its backlog. Raise CollectionNotFound."""
-    row = _find_source(connection, collection)
-    tables = list_followed_tables(connection, row.id)
-    waiting = connection.execute(COUNT_WAITING, {"collection_id": row.id}).one()
-    return Following(tables[0] if tables else None, waiting.num_waiting, waiting.oldest_seconds)
+    row = _lock_source(connection, collection)
+    table = next(iter(list_followed_tables(connection, row.id)), None)
+    waiting = connection.execute(COUNT_WAITING, {"collection_id": row.id, "limit": 1000}).one()
+    return FollowingBody(
+        collection=collection,
+        table=None if table is None else str(table),
+        key_column=None if table is None else table.key_column,
+        waiting_changes=waiting.num_waiting,
+        lag_seconds=waiting.oldest_seconds,
+    )
 
 
-def _find_source(connection: Connection, collection: str) -> Row[Any]:
-    row = connection.execute(FIND_SOURCE, {"name": collection}).one_or_none()
+def _lock_source(connection: Connection, collection: str) -> Row[Any]:
+    row = connection.execute(LOCK_SOURCE, {"collection": collection}).one_or_none()
     if row is None:
         raise CollectionNotFound(f"There is no collection {collection!r}.")
     return row

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import msgspec
@@ -10,20 +9,25 @@ from psycopg import sql
 
 from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.jobs.item import Item, split_pair
-from vectormill.sources.options import (
+from vectormill.sources.operations import SourceCheckBody, SourceRowBody
+from vectormill.sources.own_texts import OwnTextReader
+from vectormill.sources.passages import PassageReader
+from vectormill.sources.pushes import PushReader
+from vectormill.sources.reader import Reader, SourcePlace
+from vectormill.sources.source import (
+    NONE,
     PUSH,
     FileOptions,
     Options,
     OwnTextOptions,
     PushOptions,
+    Source,
     SqlOptions,
     TreeOptions,
+    parse_options,
+    parse_split,
+    refuse_unfit,
 )
-from vectormill.sources.own_texts import OwnTextReader
-from vectormill.sources.passages import PassageReader
-from vectormill.sources.pushes import PushReader
-from vectormill.sources.reader import Reader, SourcePlace
-from vectormill.sources.source import NONE, Source, parse_options, parse_split, refuse_unfit
 from vectormill.sources.sql import SqlReader, ask_for, write_array
 
 
@@ -71,43 +75,17 @@ SHOWN_CHARS: Final = 200
 PATIENCE_SECONDS: Final = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class ShownRow:
-    """A row as it would be encoded, with `text` and `text_pair` shortened to SHOWN_CHARS characters.
-
-    `text_pair` is None unless the item is a pair.
-    """
-
-    key: str
-    text: str
-    metadata: dict[str, Any] | None
-    text_pair: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SourceReport:
-    """The findings of a check of a source.
-
-    `num_sampled` rows were read; if `is_whole`, these are all rows. `num_rows` is an estimate of the total,
-    None if no cheap one is available. `complaints` are about the rows that were read.
-    """
-
-    num_sampled: int
-    is_whole: bool
-    num_rows: int | None
-    rows: tuple[ShownRow, ...]
-    complaints: dict[str, Any]
-
-
-def check_source(source: Source, place: SourcePlace) -> SourceReport:
-    """Check a source by reading its first rows.
+def check_source(source: Source, place: SourcePlace) -> SourceCheckBody:
+    """Check a source by reading its first rows. The number of all rows is None if no cheap estimate is available.
 
     Raise SourceFailed if they cannot be read or two of them have the same key, and InvalidOption if options
     do not fit.
     """
     reader = open_source(source, place, patience_seconds=PATIENCE_SECONDS)
     if source.kind == PUSH and place.run_id is None:
-        return SourceReport(0, False, None, (), reader.complaints.to_json())
+        return SourceCheckBody(
+            num_sampled=0, is_whole=False, num_rows=None, rows=[], complaints=reader.complaints.to_json()
+        )
     keys: set[str] = set()
     shown: list[Item] = []
     num_rows = 0
@@ -123,24 +101,23 @@ def check_source(source: Source, place: SourcePlace) -> SourceReport:
             if num_rows >= SAMPLE_ROWS:
                 is_whole = False
                 break
-    return SourceReport(
+    return SourceCheckBody(
         num_sampled=num_rows,
         is_whole=is_whole,
         num_rows=num_rows if is_whole else reader.count_rows(),
-        rows=tuple(show(item) for item in shown),
+        rows=[show_row(item) for item in shown],
         complaints=reader.complaints.to_json(),
     )
 
 
-def show(item: Item) -> ShownRow:
-    text, pair = split_pair(item.text)
+def show_row(item: Item) -> SourceRowBody:
+    """Return a row as it would be encoded, with its texts shortened to SHOWN_CHARS characters."""
+    texts = [None if each is None else each.decode("utf-8", "replace") for each in split_pair(item.text)]
+    text, pair = (
+        each if each is None or len(each) <= SHOWN_CHARS else each[: SHOWN_CHARS - 1] + "…" for each in texts
+    )
     metadata = msgspec.json.decode(item.metadata) if item.metadata else None
-    return ShownRow(item.key, _cut(text), metadata, None if pair is None else _cut(pair))
-
-
-def _cut(encoded: bytes) -> str:
-    text = encoded.decode("utf-8", "replace")
-    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"
+    return SourceRowBody(key=item.key, text=text or "", text_pair=pair, metadata=metadata)
 
 
 READ_SECONDS: Final = 30.0

@@ -4,7 +4,7 @@ A source makes the server read the files and databases that it can reach, and fo
 triggers on a user's table. Both therefore need a key of the scope sources.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict
+from typing import Annotated, Any, Final, TypedDict
 
 import msgspec
 from msgspec import Meta, Struct
@@ -16,12 +16,7 @@ from vectormill.jobs.operations import LINES_EXAMPLE, ItemBody, OptionsBody, Quo
 from vectormill.keys.api_key import READ, SOURCES, WRITE
 from vectormill.moments import Moment
 from vectormill.operation import NO_CONTENT, Identifier, Nothing, Operation, describe, one_of, struct_of
-from vectormill.sources.options import KINDS, SOURCE_KINDS
-from vectormill.sources.source import SavedSource
-
-if TYPE_CHECKING:
-    from vectormill.sources.following import Following
-    from vectormill.sources.opening import SourceReport
+from vectormill.sources.source import KINDS, SOURCE_KINDS, SavedSource
 
 Kind = Annotated[str, one_of(SOURCE_KINDS)]
 OPTION_NAMES: Final = {kind: [each.name for each in list_options(KINDS[kind])] for kind in KINDS}
@@ -134,12 +129,7 @@ class FollowingBody(TypedDict):
     ]
 
 
-def describe_check(report: "SourceReport") -> SourceCheckBody:
-    """Return the response body of a source's check."""
-    return describe(SourceCheckBody, report, rows=[describe(SourceRowBody, row) for row in report.rows])
-
-
-def describe_source(saved: SavedSource, report: "SourceReport | None" = None) -> SourceBody:
+def describe_source(saved: SavedSource, check: SourceCheckBody | None = None) -> SourceBody:
     """Return the response body of a source, with the findings of a check that was made before saving it."""
     return describe(
         SourceBody,
@@ -147,19 +137,7 @@ def describe_source(saved: SavedSource, report: "SourceReport | None" = None) ->
         kind=saved.source.kind,
         options=hide_in_options(saved.source.options),
         split=dict(saved.source.split),
-        check=None if report is None else describe_check(report),
-    )
-
-
-def describe_following(collection: str, following: "Following") -> FollowingBody:
-    """Return the response body of the table that a collection follows."""
-    table = following.table
-    return FollowingBody(
-        collection=collection,
-        table=None if table is None else str(table),
-        key_column=None if table is None else table.key_column,
-        waiting_changes=following.num_waiting,
-        lag_seconds=following.oldest_seconds,
+        check=check,
     )
 
 

@@ -11,10 +11,9 @@ from typing import Final
 from sqlalchemy import Connection
 
 from vectormill.collections.collection import LIVE, Generation
-from vectormill.collections.collections import keeps_texts
+from vectormill.collections.collections import find_in_state, keeps_texts
 from vectormill.collections.exports import Inclusion, RowPage, find_exported, read_pages
 from vectormill.collections.generation_tables import estimate_num_rows
-from vectormill.collections.generations import find_in_state
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.domain.encoding import LATE
 from vectormill.domain.errors import Conflict, SourceFailed

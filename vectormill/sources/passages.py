@@ -62,20 +62,20 @@ class PassageReader(Reader):
         """Split documents into passages, in order. One that is not text is not split and fails alone."""
         cuts: list[list[tuple[int, str]]] = [[] for _ in documents]
         texts = [decode(document.text) for document in documents]
+        always = self._split.markdown
+        are_markdown = [
+            document.key.lower().endswith(MARKDOWN_SUFFIXES) if always is None else always
+            for document in documents
+        ]
         for cut, is_wanted in ((plain, False), (markdown, True)):
             chosen = [
                 number
-                for number, document in enumerate(documents)
-                if texts[number] is not None and self._is_markdown(document.key) is is_wanted
+                for number, is_markdown in enumerate(are_markdown)
+                if texts[number] is not None and is_markdown is is_wanted
             ]
             for number, passages in zip(chosen, cut([texts[number] or "" for number in chosen]), strict=True):
                 cuts[number] = passages
         return cuts
-
-    def _is_markdown(self, key: str) -> bool:
-        if self._split.markdown is not None:
-            return self._split.markdown
-        return key.lower().endswith(MARKDOWN_SUFFIXES)
 
 
 def decode(text: bytes) -> str | None:
@@ -160,7 +160,12 @@ def load_tokenizer(split: Split, place: SourcePlace) -> str:
         raise SourceFailed(
             f"The model {model!r} has no usable tokenizer.json to count tokens with; split by paragraphs instead."
         ) from error
-    room = max_tokens - count_special_tokens(tokenizer)
+    # The special tokens that the tokenizer's post-processor adds.
+    processor = tokenizer.get("post_processor") or {}
+    num_special = USUAL_SPECIAL_TOKENS
+    if processor.get("type") == "TemplateProcessing":
+        num_special = sum("SpecialToken" in part for part in processor.get("single", ()))
+    room = max_tokens - num_special
     if split.tokens > room:
         raise InvalidOption(
             f"Passages of {split.tokens} tokens would be truncated: {model!r} reads at most {max_tokens}, including "
@@ -168,11 +173,3 @@ def load_tokenizer(split: Split, place: SourcePlace) -> str:
         )
     tokenizer["truncation"] = tokenizer["padding"] = None
     return json.dumps(tokenizer)
-
-
-def count_special_tokens(tokenizer: dict[str, Any]) -> int:
-    """Count the special tokens that the tokenizer's post-processor adds."""
-    processor = tokenizer.get("post_processor") or {}
-    if processor.get("type") != "TemplateProcessing":
-        return USUAL_SPECIAL_TOKENS
-    return sum("SpecialToken" in part for part in processor.get("single", ()))

@@ -8,7 +8,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Final, Self
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from sqlalchemy import Connection, Engine, text
 
@@ -19,9 +19,10 @@ from vectormill.domain.errors import Conflict, DuplicateKey, EmptyJob, SourceFai
 from vectormill.jobs.chunk import decode_payload, encode_payload
 from vectormill.jobs.duplicate_keys import DuplicateFinder
 from vectormill.jobs.item import Item, Items
-from vectormill.runs.run import FAILED, TERMINAL_RUN_STATES, UPLOADING
-from vectormill.sources.options import PUSH
+from vectormill.runs.run import FAILED, REINDEX, TERMINAL_RUN_STATES, UPLOADING
+from vectormill.runs.runs import create_run
 from vectormill.sources.reader import Reader, SourcePlace, describe_database_error
+from vectormill.sources.source import PUSH
 from vectormill.sources.sources import find_source
 
 # The size limits of one part: an indexer holds a whole part in memory, and a part is one row of Postgres.
@@ -29,13 +30,6 @@ PART_ITEMS: Final = 4096
 PART_BYTES: Final = 4 << 20
 # While rows arrive, a part is written at least this often; it serves as the push's heartbeat.
 PART_SECONDS: Final = 15.0
-
-BEGIN_RUN = text("""
-    INSERT INTO vectormill.runs (id, collection_id, kind, state, options)
-    SELECT :id, collections.id, 'reindex', 'uploading', CAST(:options AS jsonb)
-      FROM vectormill.collections
-     WHERE collections.name = :collection
-""")
 
 # Locks the run until the part is committed, so that nobody cancels it, or fails it as silent, meanwhile.
 GIVE_SIGN_OF_LIFE = text("""
@@ -54,9 +48,14 @@ QUEUE_RUN = text("""
     RETURNING id
 """)
 
-FAIL_RUN = text("""
+_FAIL: Final = """
     UPDATE vectormill.runs SET state = 'failed', error = :error, finished_at = now(), updated_at = now()
-     WHERE id = :id AND state = 'uploading'
+     WHERE state = 'uploading'
+"""
+FAIL_RUN = text(f"{_FAIL} AND id = :id")
+# An API process that is killed leaves its run in state `uploading`.
+FAIL_SILENT_PUSHES = text(f"""{_FAIL}
+       AND updated_at < now() - make_interval(secs => CAST(:timeout_seconds AS double precision))
 """)
 
 # Deletes the parts too, so that a repeated push leaves no run behind.
@@ -77,13 +76,6 @@ LOAD_PART = text("""
 COUNT_PARTS = text("SELECT CAST(options ->> 'num_parts' AS integer) FROM vectormill.runs WHERE id = :run_id")
 
 COUNT_ITEMS = text("SELECT coalesce(sum(num_items), 0) FROM vectormill.run_parts WHERE run_id = :run_id")
-
-# An API process that is killed leaves its run in state `uploading`.
-FAIL_SILENT_PUSHES = text("""
-    UPDATE vectormill.runs SET state = 'failed', error = :error, finished_at = now(), updated_at = now()
-     WHERE state = 'uploading'
-       AND updated_at < now() - make_interval(secs => CAST(:timeout_seconds AS double precision))
-""")
 
 # Parts are deleted in limited numbers, because each holds megabytes.
 DELETE_READ_PARTS = text(f"""
@@ -121,7 +113,6 @@ class PushWriter:
         self._options = options
         self._clock = clock
         self._part_due = clock() + PART_SECONDS
-        self.id: UUID = uuid4()
         self._is_finished = False
         self._items: list[Item] = []
         self._item_bytes = 0
@@ -132,7 +123,6 @@ class PushWriter:
         self._hash = hashlib.blake2b(to_jsonb([collection, options]).encode())
 
     def __enter__(self) -> Self:
-        values = {"id": self.id, "collection": self._collection, "options": to_jsonb(self._options)}
         with self._engine.begin() as connection:
             kind = find_source(connection, self._collection).source.kind
             if kind != PUSH:
@@ -140,7 +130,9 @@ class PushWriter:
                     f"Cannot push to collection {self._collection!r}: its source is of kind {kind}, which runs read "
                     f"themselves. To change that, use `vectormill sources set {self._collection} --push`."
                 )
-            connection.execute(BEGIN_RUN, values)
+            run = create_run(connection, self._collection, REINDEX, options=self._options, state=UPLOADING)
+        assert run is not None  # create_run returns None only for a run of a schedule
+        self.id = run.id
         return self
 
     def add_all(self, items: Items) -> None:
@@ -208,16 +200,13 @@ class PushWriter:
                 if run_id != self.id:
                     connection.execute(DELETE_UPLOAD, {"id": self.id})
         except DATABASE_ERRORS:
-            if not self._was_queued():
+            # The run may have been queued by a COMMIT whose answer was lost.
+            with self._engine.connect() as connection:
+                state = connection.execute(FIND_STATE, {"id": self.id}).scalar_one_or_none()
+            if state in (None, UPLOADING, FAILED):
                 raise
         self._is_finished = True
         return run_id
-
-    def _was_queued(self) -> bool:
-        """Return True if the run was queued by a COMMIT whose answer was lost."""
-        with self._engine.connect() as connection:
-            state = connection.execute(FIND_STATE, {"id": self.id}).scalar_one_or_none()
-        return state not in (None, UPLOADING, FAILED)
 
     def __exit__(self, *_: object) -> None:
         self._keys.close()

@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from vectormill.collections.collection import LIVE
-from vectormill.collections.generations import find_in_state
+from vectormill.collections.collections import find_in_state
 from vectormill.db.outages import is_outage
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import SourceFailed, SourceInterrupted

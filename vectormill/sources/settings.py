@@ -6,7 +6,7 @@ from typing import Final
 
 from vectormill.domain.errors import SourceFailed
 from vectormill.files.roots import Roots
-from vectormill.sources.options import SqlOptions
+from vectormill.sources.source import SqlOptions
 
 # No URL is longer.
 MOST_URL_BYTES: Final = 1 << 16

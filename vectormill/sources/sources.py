@@ -1,6 +1,6 @@
 """Sources in the database: save, find and delete the source of a collection, which has at most one."""
 
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, Row, text
 
@@ -14,21 +14,19 @@ SAVE_SOURCE = text("""
       FROM vectormill.collections WHERE name = :collection
     ON CONFLICT (collection_id) DO UPDATE
        SET kind = excluded.kind, options = excluded.options, split = excluded.split, updated_at = now()
-    RETURNING kind, options, split, created_at, updated_at
+    RETURNING created_at, updated_at
 """)
 
-FIND_SOURCE = text("""
-    SELECT sources.kind, sources.options, sources.split, sources.created_at, sources.updated_at
-      FROM vectormill.collections
-      LEFT JOIN vectormill.sources ON sources.collection_id = collections.id
-     WHERE collections.name = :collection
-""")
-
-FIND_SOURCE_OF_RUN = text("""
-    SELECT sources.kind, sources.options, sources.split
+# A row of a collection, in which the columns of its source are NULL if it has none.
+_SELECT_SOURCE: Final = """
+    SELECT collections.id, collections.name, sources.kind, sources.options, sources.split, sources.created_at,
+           sources.updated_at, now() AS now
       FROM vectormill.collections LEFT JOIN vectormill.sources ON sources.collection_id = collections.id
-     WHERE collections.id = :collection_id
-""")
+"""
+FIND_SOURCE = text(f"{_SELECT_SOURCE} WHERE collections.name = :collection")
+FIND_SOURCE_BY_ID = text(f"{_SELECT_SOURCE} WHERE collections.id = :collection_id")
+# The collection cannot be deleted until the transaction ends.
+LOCK_SOURCE = text(f"{_SELECT_SOURCE} WHERE collections.name = :collection FOR KEY SHARE OF collections")
 
 DELETE_SOURCE = text("""
     DELETE FROM vectormill.sources USING vectormill.collections
@@ -48,7 +46,7 @@ def save_source(connection: Connection, collection: str, source: Source) -> Save
     row = connection.execute(SAVE_SOURCE, values).one_or_none()
     if row is None:
         raise _no_collection(collection)
-    return _saved(collection, row)
+    return SavedSource(collection, source, row.created_at, row.updated_at)
 
 
 def find_source(connection: Connection, collection: str) -> SavedSource:
@@ -56,17 +54,23 @@ def find_source(connection: Connection, collection: str) -> SavedSource:
     row = connection.execute(FIND_SOURCE, {"collection": collection}).one_or_none()
     if row is None:
         raise _no_collection(collection)
-    if row.kind is None:
+    source = read_source(row)
+    if source is None:
         raise SourceNotFound(
             f"Collection {collection!r} has no source: `vectormill sources set {collection} --help` shows how to set "
             "one."
         )
-    return _saved(collection, row)
+    return SavedSource(collection, source, row.created_at, row.updated_at)
 
 
-def find_source_of_run(connection: Connection, collection_id: int) -> Source | None:
-    """Return the source of the collection with this id; None if it has no source."""
-    row = connection.execute(FIND_SOURCE_OF_RUN, {"collection_id": collection_id}).one()
+def find_source_by_id(connection: Connection, collection_id: int) -> Source | None:
+    """Return the source of the collection with this id; None if it has no source, or does not exist."""
+    row = connection.execute(FIND_SOURCE_BY_ID, {"collection_id": collection_id}).one_or_none()
+    return None if row is None else read_source(row)
+
+
+def read_source(row: Row[Any]) -> Source | None:
+    """Return the source in a row of one of the statements above; None if the collection has none."""
     return None if row.kind is None else Source(row.kind, row.options, row.split)
 
 
@@ -74,10 +78,6 @@ def delete_source(connection: Connection, collection: str) -> None:
     """Delete the source of a collection but not its rows. Raise CollectionNotFound or SourceNotFound."""
     find_source(connection, collection)
     connection.execute(DELETE_SOURCE, {"collection": collection})
-
-
-def _saved(collection: str, row: Row[Any]) -> SavedSource:
-    return SavedSource(collection, Source(row.kind, row.options, row.split), row.created_at, row.updated_at)
 
 
 def _no_collection(collection: str) -> CollectionNotFound:

@@ -7,7 +7,7 @@ import logging
 import re
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -42,8 +42,6 @@ from vectormill.db.session import make_engine, walk_plan
 from vectormill.domain.errors import InvalidItem, SourceFailed
 from vectormill.jobs.item import Item
 from vectormill.rows.decoding import RowBatch
-from vectormill.settings import Settings
-from vectormill.sources.options import SqlOptions
 from vectormill.sources.reader import (
     MOST_ROWS,
     BatchSize,
@@ -53,6 +51,7 @@ from vectormill.sources.reader import (
     choose_failure,
 )
 from vectormill.sources.settings import read_url
+from vectormill.sources.source import SqlOptions
 
 APPLICATION_NAME: Final = "vectormill source"
 
@@ -346,23 +345,18 @@ class SqlReader(Reader):
         secrets.extend(find_secrets(url))
         if url.drivername in POSTGRES:
             return make_engine(value, application_name=APPLICATION_NAME, pool_size=1, max_overflow=0)
-        if url.drivername not in GUARDED:
-            refuse_unguarded(url.drivername, self._place.settings)
+        # Nothing here keeps the statements of other drivers from writing, so the operator must allow them.
+        if url.drivername not in (*GUARDED, *self._place.settings.list_unguarded_sources()):
+            raise SourceFailed(
+                f"Queries by {url.drivername!r} could write whatever the login of its URL may; only "
+                f"{', '.join(GUARDED)} are kept from it. If that login may only read, add {url.drivername} to "
+                "VECTORMILL_UNGUARDED_SOURCES of the API and the indexer."
+            )
         if url.drivername in SQLITE:
             path = url.database or ":memory:"
             path = path if path.startswith(("file:", ":")) else Path(path).absolute().as_uri()
             url = url.set(database=path, query={**url.query, "uri": "true", "mode": "ro"})
         return create_engine(url, poolclass=NullPool, hide_parameters=True)
-
-
-def refuse_unguarded(driver: str, settings: Settings) -> None:
-    """Raise SourceFailed unless the operator allows this driver, whose statements nothing here keeps from writing."""
-    if driver not in settings.list_unguarded_sources():
-        raise SourceFailed(
-            f"Queries by {driver!r} could write whatever the login of its URL may; only {', '.join(GUARDED)} are kept "
-            f"from it. If that login may only read, add {driver} to VECTORMILL_UNGUARDED_SOURCES of the API and the "
-            "indexer."
-        )
 
 
 def allow_reading(action: int, name: str | None, function: str | None, *_: str | None) -> int:
@@ -420,11 +414,6 @@ class SafeLoader(Loader):
         return sent.decode("utf-8", "surrogateescape")
 
 
-def register_safely(cursor: psycopg.ServerCursor[Any], oids: Iterable[int]) -> None:
-    for oid in oids:
-        cursor.adapters.register_loader(oid, SafeLoader)
-
-
 def fetch_all_values(cursor: psycopg.ServerCursor[Any], num_rows: int) -> Sequence[Any]:
     """Fetch the next rows. Those with a value that psycopg cannot load are loaded again, by loaders that can."""
     try:
@@ -434,7 +423,8 @@ def fetch_all_values(cursor: psycopg.ServerCursor[Any], num_rows: int) -> Sequen
         is_of_query = getattr(error, "sqlstate", None) is not None
         if is_of_query or result is None:
             raise
-        register_safely(cursor, MOMENTS)
+        for oid in MOMENTS:
+            cursor.adapters.register_loader(oid, SafeLoader)
         transformer = Transformer(cursor)
         transformer.set_pgresult(result)
         return transformer.load_rows(0, result.ntuples, tuple)
@@ -451,7 +441,8 @@ def streaming(connection: Connection, query: str) -> Iterator[tuple[list[str], F
         driver: Any = connection.connection.driver_connection
         with driver.cursor(name="vectormill_source") as cursor:
             knows_none = driver.info.parameter_status("server_encoding") == "SQL_ASCII"
-            register_safely(cursor, AS_SENT | (TEXTS if knows_none else frozenset()))
+            for oid in AS_SENT | (TEXTS if knows_none else frozenset()):
+                cursor.adapters.register_loader(oid, SafeLoader)
             cursor.execute(query.encode())
             names = [column.name for column in cursor.description or ()]
             if knows_none:  # it refuses to send bytes that are not UTF-8 to a client that asks for UTF-8

@@ -21,8 +21,8 @@ from vectormill.objects.manifest import read_manifest, read_parts
 from vectormill.rows.columns import Columns
 from vectormill.rows.values import encode_fitting_metadata
 from vectormill.sources.files import find_files, open_bytes
-from vectormill.sources.options import SqlOptions
 from vectormill.sources.reader import Complaints, SourceAssembler, SourcePlace
+from vectormill.sources.source import SqlOptions
 from vectormill.sources.sql import SqlReader
 
 # With 4,096 dimensions as texts of a query this is some 100 MiB.

@@ -65,10 +65,7 @@ def create_webhook(
     return Webhook(**row._mapping)
 
 
-FIND_WEBHOOK = text(f"""
-    SELECT {_COLUMNS}
-      FROM vectormill.webhooks WHERE id = :id
-""")
+FIND_WEBHOOK = text(f"SELECT {_COLUMNS} FROM vectormill.webhooks WHERE id = :id")
 
 
 def find_webhook(connection: Connection, webhook_id: int) -> Webhook:

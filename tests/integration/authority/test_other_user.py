@@ -28,9 +28,8 @@ from vectormill.objects.store import delete_object, describe_object, write_objec
 from vectormill.processes.logs import open_log, rotate_log
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
-from vectormill.sources.options import FILES, SQL, TREE
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import Source
+from vectormill.sources.source import FILES, SQL, TREE, Source
 
 SECRET = "the-secret-of-another-user"
 

@@ -25,9 +25,8 @@ from vectormill.keys.api_keys import create_key
 from vectormill.objects.store import normalize
 from vectormill.processes.logs import JsonFormatter, LineFormatter
 from vectormill.rows.items import Complaints
-from vectormill.sources.options import FILES
 from vectormill.sources.reader import SourceAssembler
-from vectormill.sources.source import Source
+from vectormill.sources.source import FILES, Source
 from vectormill.sources.sources import save_source
 
 # Secrets have the characters that RFC 3986 allows in the user and the query of a URL. They are so long that no

@@ -33,9 +33,8 @@ from vectormill.rows.columns import Columns
 from vectormill.rows.decoding import MOST_NAMES, read_json_rows, read_parquet_rows
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
-from vectormill.sources.options import FILES
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import Source
+from vectormill.sources.source import FILES, Source
 from vectormill.sources.vectors import ImportColumns, open_files
 
 MOST_BYTES = 640 << 20

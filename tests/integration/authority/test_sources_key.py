@@ -28,9 +28,8 @@ from vectormill.keys.api_keys import create_key
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
-from vectormill.sources.options import FILES, SQL
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import Source
+from vectormill.sources.source import FILES, SQL, Source
 
 # Statements that write to a database of SQLite, or beside it, and what of the machine they might show.
 WRITING = (

@@ -26,8 +26,8 @@ from tests.protocol import submit, vector_of
 from tests.services import connected_engine, migrated_database
 from vectormill.cli import keys
 from vectormill.client import Client
-from vectormill.collections.deletions import delete_scrubbed
 from vectormill.collections.imports import find_import_target
+from vectormill.collections.tombstones import delete_scrubbed
 from vectormill.domain.errors import SpecMismatch
 from vectormill.jobs.item import Item
 

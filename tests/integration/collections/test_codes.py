@@ -22,11 +22,11 @@ from tests.kinds import MANY, representations_of
 from tests.protocol import SPEC, make_items, submit
 from tests.waiting import wait_for
 from vectormill.client import Client
+from vectormill.collections.bulk_loads import begin_bulk_load, copy_rows
 from vectormill.collections.codebooks import find_codebook, keep_codebook, open_kind
 from vectormill.collections.collection import CollectionOptions, Generation
 from vectormill.collections.collections import create_collection, find_generation
 from vectormill.collections.exports import Inclusion, read_pages
-from vectormill.collections.fills import copy_rows, open_fill
 from vectormill.collections.generation_tables import upsert_rows
 from vectormill.collections.items import find_item
 from vectormill.collections.row_kinds import take_objects
@@ -252,7 +252,7 @@ def test_copied_codes_are_those_that_an_upsert_writes(engine: Engine) -> None:
     items = Items.of(LATER)
     results = take_objects([representations_of(item.text).pack() for item in LATER])
     with engine.begin() as connection:
-        open_fill(connection, generation, submit(engine, FIRST[:1], spec=SPEC).id)
+        begin_bulk_load(connection, generation, submit(engine, FIRST[:1], spec=SPEC).id)
         upsert_rows(connection, generation.id, 2, items, results, MANY)
         driver = connection.connection.driver_connection
         assert driver is not None

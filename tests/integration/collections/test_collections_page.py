@@ -14,7 +14,7 @@ from tests.docs.pages import find_blocks, find_pages
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC
 from tests.protocol import submit as submit_items
-from vectormill.collections.descriptions import list_collection_rows, list_standings
+from vectormill.collections.descriptions import list_collection_rows, list_summaries
 from vectormill.jobs.item import Item
 from vectormill.runs.runs import prune_runs
 
@@ -121,5 +121,5 @@ def test_the_run_of_a_rollback_counts_neither_as_coverage_nor_as_a_re_index(
     assert found["staleness"]["stale_seconds"] >= 3600
     with engine.connect() as connection:
         (row,) = list_collection_rows(connection, after=None, limit=10)
-        assert list_standings(connection, [row.id])[row.id].num_seen == 5
+        assert list_summaries(connection, [row.id])[row.id].num_seen == 5
     assert ask(engine, prune_runs, 0.0, 10) == 0  # both are the newest of their kind

@@ -8,12 +8,12 @@ from sqlalchemy import Engine, TextClause, text
 
 from tests.database import execute
 from tests.protocol import make_items, submit
-from vectormill.collections.coverage import COUNT_OPEN_JOBS
-from vectormill.collections.swaps import LIST_LAGGING_TWINS, LIST_PRUNABLE
+from vectormill.collections.generations import LIST_LAGGING_TWINS, LIST_PRUNABLE
 from vectormill.db.parameters import to_jsonb
 from vectormill.db.session import walk_plan
 from vectormill.jobs.dual_writes import LIST_TWINS, LIST_UNWANTED_JOBS, LIST_WITHOUT_TWIN
 from vectormill.jobs.transitions import INSERT_TWIN
+from vectormill.runs.checks import COUNT_OPEN_JOBS
 
 ENDED_JOBS = text("""
     INSERT INTO vectormill.jobs (id, state, model, spec, generation_id, priority, num_items, finished_at, twin_of)

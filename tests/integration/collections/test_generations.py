@@ -22,9 +22,8 @@ from tests.database import ask, execute
 from tests.indexers import start_run
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC, claim, complete, dispatch_all, make_items, submit
-from vectormill.collections.collections import find_generation
-from vectormill.collections.generations import find_building, list_written_generations
-from vectormill.collections.swaps import (
+from vectormill.collections.collections import find_building, find_generation, list_written_generations
+from vectormill.collections.generations import (
     NewerRows,
     count_newer_rows,
     discard_generation,

@@ -25,9 +25,9 @@ from tests.indexers import (
 from tests.protocol import claim, complete, complete_on, dispatch_all, submit
 from tests.waiting import wait_for
 from vectormill.collections.collections import find_generation
-from vectormill.collections.deletions import delete_scrubbed
+from vectormill.collections.generations import discard_generation, roll_back
 from vectormill.collections.items import delete_items, remove_items
-from vectormill.collections.swaps import discard_generation, roll_back
+from vectormill.collections.tombstones import delete_scrubbed
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.chunk import Claim
 from vectormill.jobs.chunks import split_chunk

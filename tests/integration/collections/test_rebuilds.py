@@ -14,9 +14,8 @@ from tests.indexers import ListedSource, await_run, contents, indexing, row, wan
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC
 from vectormill.collections.collection import RETIRED
-from vectormill.collections.collections import find_generation
-from vectormill.collections.generations import find_building
-from vectormill.collections.swaps import roll_back
+from vectormill.collections.collections import find_building, find_generation
+from vectormill.collections.generations import roll_back
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.runs.run import COMPLETED, FAILED, REINDEX
 from vectormill.runs.runs import create_run

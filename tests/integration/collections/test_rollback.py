@@ -18,14 +18,14 @@ from tests.database import ask, execute
 from tests.indexers import KeptSource, await_run, contents, indexing, look
 from vectormill.client import Client
 from vectormill.collections.collections import find_generation
-from vectormill.collections.items import delete_items
-from vectormill.collections.swaps import (
+from vectormill.collections.generations import (
     NewerRows,
     count_newer_rows,
     discard_generation,
     prune_retired_generations,
     roll_back,
 )
+from vectormill.collections.items import delete_items
 from vectormill.jobs.item import Item
 from vectormill.problems import ApiError
 from vectormill.runs.run import CANCELLED, COMPLETED, REINDEX

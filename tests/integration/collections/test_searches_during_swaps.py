@@ -16,7 +16,7 @@ from tests.protocol import vector_of
 from tests.waiting import wait_for
 from vectormill.client import Client
 from vectormill.collections.collections import find_generation
-from vectormill.collections.swaps import roll_back
+from vectormill.collections.generations import roll_back
 from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.runs.run import COMPLETED, REINDEX

@@ -15,9 +15,8 @@ from tests.database import ask, execute
 from tests.integration.crashes.points import CrashPoints
 from tests.integration.crashes.victims import Servers, running, watched_engine
 from vectormill.collections.collection import Generation
-from vectormill.collections.collections import find_generation
-from vectormill.collections.generations import find_building, find_generation_by_id
-from vectormill.collections.swaps import roll_back
+from vectormill.collections.collections import find_building, find_generation, find_generation_by_id
+from vectormill.collections.generations import roll_back
 from vectormill.db.locks import act_in_short_locks
 from vectormill.db.session import make_engine
 from vectormill.domain.encoding import EncodingSpec

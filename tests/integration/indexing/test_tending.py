@@ -17,7 +17,7 @@ from tests.kinds import MANY
 from tests.protocol import SPEC, make_items, submit
 from tests.waiting import wait_for
 from vectormill.collections.collection import AUTO, HNSW
-from vectormill.collections.indexes import LIST_TENDED, MaintainedCollection
+from vectormill.collections.indexes import LIST_MAINTAINED, MaintainedCollection
 from vectormill.db.session import walk_plan
 from vectormill.domain.encoding import INT8
 from vectormill.runs.run import INDEX
@@ -166,7 +166,9 @@ def test_of_many_collections_the_look_reads_no_table_of_jobs_or_runs_whole(engin
     with engine.begin() as connection:
         create_run(connection, "docs", INDEX, options={"because": str(uuid4())})
         values = {"least_rows": 5, "in_use_seconds": 600, "held_back_seconds": 3600}
-        (plan,) = connection.execute(text(f"EXPLAIN (FORMAT JSON) {LIST_TENDED.text}"), values).scalar_one()
+        (plan,) = connection.execute(
+            text(f"EXPLAIN (FORMAT JSON) {LIST_MAINTAINED.text}"), values
+        ).scalar_one()
     nodes = [node for node in walk_plan(plan["Plan"]) if node.get("Relation Name") in ("jobs", "runs")]
     assert nodes
     assert "Seq Scan" not in [node["Node Type"] for node in nodes]
@@ -177,7 +179,7 @@ def test_a_collection_that_was_deleted_since_the_look_ends_neither_the_round_nor
 ) -> None:
     make_collection(engine, draw_vectors(200))
     monkeypatch.setattr(
-        index_maintainer, "list_tended", lambda *_, **__: [replace(TENDED, collection="gone"), TENDED]
+        index_maintainer, "list_maintained", lambda *_, **__: [replace(TENDED, collection="gone"), TENDED]
     )
     assert IndexMaintainer(engine, SETTINGS).tend() == 1
     assert "no index for 1,000 rows" in runs_of(engine)[0]["because"]

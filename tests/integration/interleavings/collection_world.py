@@ -27,8 +27,8 @@ from tests.integration.order.ledger import Ledger, Value, Write
 from tests.integration.order.stepped_run import reading_in_step
 from tests.protocol import FAULTY, SPEC, dispatch_all, fail_faulty, stack
 from vectormill.collections.collections import find_generation
+from vectormill.collections.generations import discard_generation, prune_retired_generations, roll_back
 from vectormill.collections.items import delete_items
-from vectormill.collections.swaps import discard_generation, prune_retired_generations, roll_back
 from vectormill.db.locks import act_in_short_locks
 from vectormill.db.outages import DATABASE_ERRORS, is_outage
 from vectormill.db.session import driver_of
@@ -121,7 +121,7 @@ class CollectionWorld:
             patches.enter_context(reading_in_step(rows_per_page=2))
             for name, value in (
                 ("vectormill.db.locks.LOCK_MILLISECONDS", 0),
-                ("vectormill.collections.swaps.DRAIN_SECONDS", 0.04),
+                ("vectormill.collections.generations.DRAIN_SECONDS", 0.04),
                 ("vectormill.collections.items.draw_seq", self._draw_seq),
                 ("indexer.reindexing.make_stage", self._make_stage),
                 ("indexer.reindexing.stage_rows", self._stage_rows),

@@ -41,7 +41,7 @@ from vectormill.objects.input import INPUT, INPUT_STATES
 from vectormill.objects.output import DUE_OUTPUT_STATES, OUTPUT_STATES
 from vectormill.runs.run import CLAIMED_RUN_STATES, OPEN_RUN_STATES, RUN_KINDS, RUN_PHASES, RUN_STATES
 from vectormill.schedules.schedule import OVERLAPS
-from vectormill.sources.options import SOURCE_KINDS
+from vectormill.sources.source import SOURCE_KINDS
 from vectormill.webhooks.webhook import DELIVERY_STATES
 
 PAGE = DOCS / "SCHEMA.md"

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine
 from tests.building import build, encode_all, put
 from tests.database import ask, execute
 from tests.protocol import claim_next, complete, make_items, register_worker, submit
-from vectormill.collections.swaps import discard_generation
+from vectormill.collections.generations import discard_generation
 from vectormill.domain.errors import WrongJobState
 from vectormill.jobs.deletion import discard_ended_puts, discard_expired_jobs, discard_job
 from vectormill.jobs.item import ItemFailure

@@ -8,8 +8,7 @@ from sqlalchemy import Engine
 
 from tests.database import ask, execute
 from tests.protocol import SPEC, claim_next, complete, make_items, submit
-from vectormill.collections.collections import find_generation
-from vectormill.collections.generations import list_written_generations
+from vectormill.collections.collections import find_generation, list_written_generations
 from vectormill.domain.errors import Conflict, SpecMismatch
 from vectormill.jobs.deletion import discard_upload
 from vectormill.jobs.item import Item

@@ -17,7 +17,7 @@ from tests.integration.objects.test_api_objects import encode_all
 from tests.obedient_engine import FussyEngine, encoding_chunks, run_to_end
 from tests.protocol import SPEC, vector_of
 from vectormill.collections.collections import find_generation
-from vectormill.collections.deletions import delete_scrubbed
+from vectormill.collections.tombstones import delete_scrubbed
 from vectormill.jobs.certificates import write_certificate_lines
 from vectormill.jobs.export import read_chunk_at
 from vectormill.jobs.jobs import find_job, retry_job

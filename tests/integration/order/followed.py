@@ -21,8 +21,7 @@ from tests.integration.order.ledger import Ledger, Value, Write
 from tests.integration.order.stepped_run import SteppedRun, reading_in_step
 from tests.kept_rows import read_rows
 from tests.services import connected_engine, migrated_database
-from vectormill.collections.collections import find_generation
-from vectormill.collections.generations import find_building
+from vectormill.collections.collections import find_building, find_generation
 from vectormill.jobs.chunk import Claim
 from vectormill.jobs.item import Item
 from vectormill.runs.run import COMPARING, COMPLETED, Run
@@ -279,7 +278,7 @@ class Followed(RuleBasedStateMachine):
         return [row.id for row in rows if row.state in states and (row.was_live or row.state == "building")]
 
     def list_filling(self) -> list[int]:
-        """Return the ids of generations that have a fill, see vectormill/collections/fills.py."""
+        """Return the ids of generations that have a fill, see vectormill/collections/bulk_loads.py."""
         return list(execute(self.engine, LIST_FILLING).scalars())
 
     def list_open_runs(self) -> list[UUID]:

@@ -27,13 +27,13 @@ from tests.integration.order.ledger import Ledger, Write
 from tests.integration.order.stepped_run import SteppedRun
 from tests.protocol import SPEC, claim, complete, dispatch_all, submit
 from vectormill.collections.collections import find_generation
-from vectormill.collections.items import delete_items
-from vectormill.collections.swaps import (
+from vectormill.collections.generations import (
     discard_generation,
     list_lagging_twins,
     prune_retired_generations,
     roll_back,
 )
+from vectormill.collections.items import delete_items
 from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.errors import Conflict, LeaseLost, RunCancelled, SourceFailed
 from vectormill.jobs.chunk import Claim

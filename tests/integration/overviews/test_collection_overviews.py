@@ -7,12 +7,12 @@ from tests.database import ask
 from tests.indexed import draw_vectors, execute, make_collection
 from tests.protocol import make_items, submit
 from tests.schedules import add_source
-from vectormill.collections.descriptions import CollectionSummary, list_open_runs, list_standings
+from vectormill.collections.descriptions import CollectionSummary, list_open_runs, list_summaries
 from vectormill.runs.runs import create_run
 
 
 def standing_of(connection: Connection, collection_id: int) -> CollectionSummary:
-    return list_standings(connection, [collection_id])[collection_id]
+    return list_summaries(connection, [collection_id])[collection_id]
 
 
 def test_a_collection_that_follows_nothing_has_neither_coverage_nor_run(engine: Engine) -> None:

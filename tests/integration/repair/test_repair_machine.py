@@ -54,9 +54,9 @@ from tests.protocol import (
     vector_of,
 )
 from vectormill.collections.collections import find_generation
-from vectormill.collections.deletions import delete_scrubbed
 from vectormill.collections.imports import import_rows
 from vectormill.collections.items import delete_items
+from vectormill.collections.tombstones import delete_scrubbed
 from vectormill.domain.errors import (
     CollectionNotFound,
     Conflict,

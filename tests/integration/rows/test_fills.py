@@ -24,18 +24,22 @@ from tests.integration.rows.test_upserts import ITEMS
 from tests.kept_rows import read_rows
 from tests.kinds import MANY, RECORDS, SCORES
 from tests.protocol import SPEC, claim, complete, dispatch_all, results_of, submit, vector_of
+from vectormill.collections.bulk_loads import begin_bulk_load, copy_rows, has_bulk_load
 from vectormill.collections.collection import CollectionOptions, Generation
-from vectormill.collections.collections import change_collection, create_collection, find_generation
-from vectormill.collections.deletions import delete_scrubbed
+from vectormill.collections.collections import (
+    change_collection,
+    create_collection,
+    find_building,
+    find_generation,
+)
 from vectormill.collections.descriptions import describe_collection
-from vectormill.collections.fills import copy_rows, has_fill, open_fill
 from vectormill.collections.generation_tables import attributes_name, filled_names, upsert_rows
-from vectormill.collections.generations import find_building
+from vectormill.collections.generations import discard_generation, prune_retired_generations
 from vectormill.collections.indexes import analyze_table
 from vectormill.collections.items import delete_items
 from vectormill.collections.removals import drop_orphaned_tables, remove_collection
 from vectormill.collections.row_kinds import choose_kind, take_objects
-from vectormill.collections.swaps import discard_generation, prune_retired_generations
+from vectormill.collections.tombstones import delete_scrubbed
 from vectormill.domain.encoding import VECTOR_TYPES, EncodingSpec
 from vectormill.domain.errors import Conflict
 from vectormill.domain.task import RECORD, REPRESENTATIONS, VECTOR
@@ -84,7 +88,7 @@ def begin(
         spec, collection="docs", id=uuid4(), seq=ask(engine, draw_seq), generation_id=building.id
     )
     assert new_job.id is not None
-    ask(engine, open_fill, building, new_job.id)
+    ask(engine, begin_bulk_load, building, new_job.id)
     with JobWriter(engine, new_job, Settings(chunk_max_items=chunk_max_items)) as writer:
         for item in items:
             writer.add(item)
@@ -124,7 +128,7 @@ def texts_of(engine: Engine, generation: Generation) -> dict[str, tuple[str, str
 def test_copied_rows_are_those_that_an_upsert_writes(
     engine: Engine, spec: EncodingSpec, keep_text: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vectormill.collections.fills.PART_BYTES", 100)  # parts of one row or two
+    monkeypatch.setattr("vectormill.collections.bulk_loads.PART_BYTES", 100)  # parts of one row or two
     items = [*ITEMS, Item("bare", b"bare"), Item("carried", b"carried", b'{"a":"\\u00e9"}')]
     columns = replace(Items.of(items), places=[*range(3, len(items) + 3)])
     if spec.result == VECTOR:
@@ -146,7 +150,7 @@ def test_copied_rows_are_those_that_an_upsert_writes(
             if name == "upserted":
                 upsert_rows(connection, generation.id, 2, columns, results, spec, keep_text=keep_text)
             else:
-                open_fill(connection, generation, uuid4())
+                begin_bulk_load(connection, generation, uuid4())
                 driver = connection.connection.driver_connection
                 assert driver is not None
                 with driver.cursor() as cursor:
@@ -179,7 +183,7 @@ def test_the_rows_of_a_build_are_copied_and_its_tables_end_as_any_others(engine:
     assert texts_of(engine, building).keys() == {*(f"k{number}" for number in range(6)), "twin"}
     live = ask(engine, find_generation, "docs")
     assert execute(engine, LIST_TABLES).all() == []
-    assert not ask(engine, has_fill, building.id)
+    assert not ask(engine, has_bulk_load, building.id)
     of_live, of_built = (execute(engine, DESCRIBE_TABLES, id=str(each.id)).all() for each in (live, building))
     assert len(of_built) == 2
     assert of_built == of_live
@@ -305,7 +309,7 @@ def test_a_commit_after_the_fill_was_closed_is_not_lost(engine: Engine) -> None:
     assert first.is_fill
     complete(engine, first)
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr("indexer.reindexing.finish_fill", lambda *_: None)
+        patches.setattr("indexer.reindexing.finish_bulk_load", lambda *_: None)
         end(engine, building)
     complete(engine, second)
     assert count(engine, building.table_name) == 1
@@ -438,12 +442,19 @@ def test_an_indexer_killed_at_any_step_of_ending_a_fill_leaves_it_to_another_one
     encode_all(engine)
     ask(engine, delete_items, "docs", ["gone"])
     seen: list[str] = []
-    while not seen or "before FORGET_FILL" not in seen or seen[-1] != "after COMMIT":
+    while not seen or "before FORGET_BULK_LOAD" not in seen or seen[-1] != "after COMMIT":
         with running(end_in_indexer, servers, last=len(seen)) as victim:
             seen = victim.hear_all()
         assert len(seen) < 100
         # The comparison at the end shows rows that an interrupted step has left in neither table, or in both.
-    steps = {"CLOSE_FILL", "INDEX_KEYS", "INDEX_DOCUMENTS", "MERGE_ROWS", "REMOVE_DELETED", "EXCHANGE_TABLES"}
+    steps = {
+        "CLOSE_BULK_LOAD",
+        "INDEX_KEYS",
+        "INDEX_DOCUMENTS",
+        "MERGE_ROWS",
+        "REMOVE_DELETED",
+        "EXCHANGE_TABLES",
+    }
     assert {f"before {step}" for step in steps} <= set(seen)
     end(engine, building)
     assert texts_of(engine, building) == {

@@ -12,9 +12,9 @@ from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make
 from tests.residue import find_residue
 from tests.waiting import wait_for
 from vectormill.collections.collections import find_generation
-from vectormill.collections.deletions import Pass, delete_scrubbed, find_pass, finish_pass
 from vectormill.collections.items import remove_items
 from vectormill.collections.removals import remove_collection, stop_work
+from vectormill.collections.tombstones import Pass, delete_scrubbed, find_pass, finish_pass
 from vectormill.domain.errors import LeaseLost
 from vectormill.jobs.chunk import decode_payload, empty_items, encode_payload
 from vectormill.jobs.chunks import split_chunk

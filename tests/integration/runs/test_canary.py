@@ -16,9 +16,8 @@ from tests.database import ask, execute
 from tests.indexers import start_run
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC, claim, complete, dispatch_all, make_items
-from vectormill.collections import swaps
-from vectormill.collections.collections import find_generation
-from vectormill.collections.generations import find_building
+from vectormill.collections import generations
+from vectormill.collections.collections import find_building, find_generation
 from vectormill.collections.items import delete_items
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CanaryFailed, LeaseLost, RunCancelled, SwapRefused
@@ -248,7 +247,7 @@ def test_puts_that_never_pause_do_not_keep_a_generation_from_its_canary(
 def test_puts_that_never_pause_do_not_keep_a_generation_from_its_swap(
     engine: Engine, rebuild: Rebuild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(swaps, "DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(generations, "DRAIN_SECONDS", 0.0)
     encode_all(engine)
     behind: list[Claim] = []
     now = 0.0
@@ -278,7 +277,7 @@ def test_puts_that_never_pause_do_not_keep_a_generation_from_its_swap(
 def test_a_swap_holds_nothing_back_while_its_twins_do_not_advance(
     engine: Engine, rebuild: Rebuild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(swaps, "DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(generations, "DRAIN_SECONDS", 0.0)
     encode_all(engine)
     now = 0.0
 

@@ -23,8 +23,7 @@ from tests.indexers import (
 from vectormill.client import Client
 from vectormill.jobs.item import Item
 from vectormill.runs.run import Run, RunCounts
-from vectormill.sources.options import PUSH, SQL, TREE
-from vectormill.sources.source import Source
+from vectormill.sources.source import PUSH, SQL, TREE, Source
 from vectormill.sources.sources import save_source
 
 PARAGRAPHS = {"by": "paragraphs", "min_chars": 20, "max_chars": 200}

@@ -15,9 +15,8 @@ from vectormill.models.registry import Registry
 from vectormill.runs.run import COMPLETED, COMPLETED_WITH_ERRORS, FAILED, Run
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
-from vectormill.sources.options import SQL
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import Source
+from vectormill.sources.source import SQL, Source
 from vectormill.sources.sources import save_source
 
 QUERY = "SELECT id, body, changed FROM tickets"

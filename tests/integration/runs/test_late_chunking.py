@@ -20,10 +20,9 @@ from vectormill.jobs.item import Item, join_pair
 from vectormill.models.registry import Registry
 from vectormill.runs.run import CHECK, RunCounts
 from vectormill.settings import Settings
-from vectormill.sources.options import TREE
 from vectormill.sources.own_texts import OwnTextReader
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import Source
+from vectormill.sources.source import TREE, Source
 from vectormill.sources.sources import save_source
 
 LATE_SPEC = replace(SPEC, long_texts=LATE, passage_overlap=8, pooling=LATE_POOLING)

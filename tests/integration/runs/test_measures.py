@@ -14,7 +14,7 @@ from vectormill.collections.generation_tables import upsert_rows
 from vectormill.collections.row_kinds import take_objects
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.jobs.item import Item
-from vectormill.runs.measures import measure_recall, scan_results
+from vectormill.runs.checks import measure_recall, scan_results
 from vectormill.runs.samples import compare_sample, sample_texts
 from vectormill.settings import Settings
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
@@ -99,7 +99,7 @@ def test_codes_have_no_index_that_serves(engine: Engine) -> None:
 def test_every_block_is_scanned_once(
     engine: Engine, docs: Generation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vectormill.runs.measures.BLOCKS_PER_SCAN", 1)
+    monkeypatch.setattr("vectormill.runs.checks.BLOCKS_PER_SCAN", 1)
     generation = fill(engine, SPEC)
     num_checks = []
     found = scan_results(engine, generation, check=lambda: num_checks.append(1))

@@ -37,9 +37,8 @@ from vectormill.runs.run import ENCODING, FAILED, Run
 from vectormill.runs.runs import abandon_run, cancel_run, claim_run, hold_run
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
-from vectormill.sources.options import SQL
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import Source
+from vectormill.sources.source import SQL, Source
 from vectormill.work.loop import Stopping
 from vectormill.work.work import Lease
 

@@ -10,8 +10,7 @@ from sqlalchemy import Connection, Engine, TextClause, text
 
 from tests.database import ask, execute
 from tests.indexers import make_collection
-from vectormill.collections.collections import find_generation
-from vectormill.collections.generations import LIST_GENERATIONS
+from vectormill.collections.collections import LIST_GENERATIONS, find_generation
 from vectormill.db.parameters import accept_arrays
 from vectormill.db.session import driver_of, walk_plan
 from vectormill.jobs.item import Item
@@ -19,9 +18,8 @@ from vectormill.runs.differences import (
     CLEAR_ATTRIBUTES,
     COMPARE_BATCH,
     COUNT_PAGES,
-    LIST_METADATA_ONLY,
     LIST_MOVED,
-    LIST_VANISHED,
+    LIST_STAGED,
     LOAD_CHANGES,
     LOOK_UP_BY_INDEX,
     NOTE_VANISHED,
@@ -35,6 +33,7 @@ from vectormill.runs.differences import (
 )
 from vectormill.runs.runs import (
     CLAIM_RUN,
+    CREATE_RUN,
     FIRST_PHASES,
     LIST_RUNS_OF_COLLECTION,
     LIST_RUNS_OF_SCHEDULE,
@@ -87,9 +86,9 @@ def test_a_run_looks_rows_up_by_their_indexes(engine: Engine) -> None:
         "collection_id": stage.generation.collection_id,
         "keep_text": True,
     }
-    page = {"after": 100, "limit": 200, "kinds": ["n", "c"], "seq": 7}
+    page = {"after": 100, "limit": 200, "kind": "m", "kinds": ["n", "c"], "seq": 7}
     with engine.connect() as connection:
-        for statement in (LIST_METADATA_ONLY, LIST_VANISHED, LOAD_CHANGES, LIST_MOVED):
+        for statement in (LIST_STAGED, LOAD_CHANGES, LIST_MOVED):
             plan = plan_of(connection, stage, statement, page)
             assert "Index" in plan, plan
             assert "Seq Scan" not in plan, plan
@@ -257,6 +256,7 @@ RUN = {
     "items": b"",
     "num_parts": 1,
 }
+NEW_RUN = {"state": "uploading", "spec": None, "schedule_id": None, "due_at": None, "error": None}
 KEPT = {"collection": "c77", "kind": "push", "options": "{}", "split": "{}", "name": "c77"}
 
 
@@ -266,7 +266,7 @@ SOURCE_STATEMENTS: Final[Mapping[str, tuple[TextClause, dict[str, Any]]]] = {
     "find": (sources.FIND_SOURCE, KEPT),
     "delete": (sources.DELETE_SOURCE, KEPT),
     "find the spec": (LIST_GENERATIONS, KEPT | {"states": ["live"]}),
-    "begin a push": (pushes.BEGIN_RUN, RUN | KEPT),
+    "begin a push": (CREATE_RUN, RUN | KEPT | NEW_RUN),
     "give a sign of life": (pushes.GIVE_SIGN_OF_LIFE, RUN),
     "queue": (pushes.QUEUE_RUN, RUN),
     "fail": (pushes.FAIL_RUN, RUN | {"error": ""}),

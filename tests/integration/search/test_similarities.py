@@ -12,12 +12,12 @@ from tests.protocol import SPEC
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import open_collection
 from vectormill.collections.generation_tables import keep_ranges, upsert_rows
+from vectormill.collections.generations import open_target_generation
 from vectormill.collections.index_plan import COMPARISONS, choose_comparison, find_operator_class
-from vectormill.collections.swaps import open_target_generation
 from vectormill.domain.encoding import BINARY, COSINE, DOT, FLOAT16, FLOAT32, INT8, EncodingSpec
 from vectormill.jobs.item import Item
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
-from vectormill.runs.measures import measure_recall
+from vectormill.runs.checks import measure_recall
 from vectormill.search.matches import find_matches
 from vectormill.search.search import Search
 from vectormill.vectors.quantization import measure_ranges, quantize, restore

@@ -21,9 +21,8 @@ from vectormill.db.session import driver_of
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
-from vectormill.sources.options import SQL
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import Source
+from vectormill.sources.source import SQL, Source
 from vectormill.sources.sql import streaming
 
 DAYS = st.one_of(

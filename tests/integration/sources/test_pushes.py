@@ -15,10 +15,9 @@ from vectormill.models.registry import Registry
 from vectormill.runs.runs import claim_run
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
-from vectormill.sources.options import PUSH
 from vectormill.sources.pushes import PushWriter, prune_pushes
 from vectormill.sources.reader import Reader, SourcePlace
-from vectormill.sources.source import Source
+from vectormill.sources.source import PUSH, Source
 from vectormill.sources.sources import save_source
 
 

@@ -20,9 +20,8 @@ from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.settings import Settings
 from vectormill.sources import files
 from vectormill.sources.opening import check_source, open_source
-from vectormill.sources.options import FILES, PUSH, SQL, TREE
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import Source
+from vectormill.sources.source import FILES, PUSH, SQL, TREE, Source
 
 
 def place(engine: Engine, **settings: Any) -> SourcePlace:
@@ -33,19 +32,19 @@ def test_three_rows_are_shown_with_their_texts_cut_and_the_rows_counted(engine: 
     query = "SELECT n AS id, repeat('x', 1000) AS body, n % 2 AS odd FROM generate_series(1, 50000) AS n"
     source = Source(SQL, {"query": query, "key": "id", "text": "body", "metadata": ["odd"]})
     report = check_source(source, place(engine))
-    assert [(row.key, len(row.text), row.metadata) for row in report.rows] == [
+    assert [(row["key"], len(row["text"]), row["metadata"]) for row in report["rows"]] == [
         ("1", 200, {"odd": 1}), ("2", 200, {"odd": 0}), ("3", 200, {"odd": 1})
     ]  # fmt: skip
-    assert 10_000 <= report.num_sampled < 20_000
-    assert report.num_rows == 50_000
-    assert not report.is_whole
+    assert 10_000 <= report["num_sampled"] < 20_000
+    assert report["num_rows"] == 50_000
+    assert not report["is_whole"]
 
 
 def test_what_was_wrong_with_single_rows_is_told(engine: Engine) -> None:
     query = "SELECT n AS id, CASE WHEN n > 1 THEN 'x' END AS body FROM generate_series(1, 3) AS n"
     report = check_source(Source(SQL, {"query": query, "key": "id", "text": "body"}), place(engine))
-    assert report.complaints["num_without_text"] == 1
-    assert (report.num_rows, report.is_whole) == (3, True)
+    assert report["complaints"]["num_without_text"] == 1
+    assert (report["num_rows"], report["is_whole"]) == (3, True)
 
 
 def test_a_key_that_two_batches_have_is_refused(engine: Engine) -> None:
@@ -59,8 +58,8 @@ def test_the_rows_of_parquet_are_counted_without_being_read(engine: Engine, tmp_
         table = pyarrow.table({"key": [f"{name}{n}" for n in range(9000)], "text": ["t"] * 9000})
         pyarrow.parquet.write_table(table, tmp_path / f"{name}.parquet")
     report = check_source(Source(FILES, {"files": [f"{tmp_path}/*.parquet"]}), place(engine))
-    assert report.num_rows == 18_000
-    assert report.num_sampled < 18_000
+    assert report["num_rows"] == 18_000
+    assert report["num_sampled"] < 18_000
 
 
 def lay_out(tmp_path: Path) -> Path:
@@ -153,8 +152,8 @@ def test_a_relative_path_begins_at_the_root_and_needs_one(engine: Engine, tmp_pa
     root = lay_out(tmp_path)
     (root / "link.md").unlink()
     source = Source(TREE, {"folder": ".", "include": ["**/*.md"]})
-    (row,) = check_source(source, place(engine, source_root=root)).rows
-    assert (row.key, row.text) == ("a.md", "inside")
+    (row,) = check_source(source, place(engine, source_root=root))["rows"]
+    assert (row["key"], row["text"]) == ("a.md", "inside")
     with pytest.raises(SourceFailed, match="set VECTORMILL_SOURCE_ROOT to it"):
         check_source(source, place(engine, source_root=()))
 
@@ -208,16 +207,16 @@ def test_bytes_that_are_no_unicode_spoil_their_own_row_alone(engine: Engine, tmp
     (tmp_path / "a.jsonl").write_bytes(b'{"key": "a", "text": "x \xff"}\n{"key": "b", "text": "\\ud800"}\n')
     (tmp_path / "b.csv").write_bytes(b"key,text\nc,x \xff\nd,fine\n")
     report = check_source(Source(FILES, {"files": [f"{tmp_path}/*"]}), place(engine))
-    assert report.num_sampled == 4
-    assert [row.key for row in report.rows] == ["a", "b", "c"]
+    assert report["num_sampled"] == 4
+    assert [row["key"] for row in report["rows"]] == ["a", "b", "c"]
 
 
 def test_what_never_ends_is_not_waited_for(engine: Engine, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.md")
     os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "a.md").write_text("text")
-    (row,) = check_source(Source(TREE, {"folder": str(tmp_path)}), place(engine)).rows
-    assert row.key == "a.md"
+    (row,) = check_source(Source(TREE, {"folder": str(tmp_path)}), place(engine))["rows"]
+    assert row["key"] == "a.md"
     with pytest.raises(SourceFailed, match="is not a regular file"):
         check_source(Source(FILES, {"files": [f"{tmp_path}/pipe.jsonl"]}), place(engine))
     for name in (f"{tmp_path}/pipe.md", "/dev/zero"):
@@ -232,7 +231,7 @@ def test_passages_fit_what_the_collections_own_vectors_read_at_once(engine: Engi
 
     def look(tokens: int) -> int:
         source = Source(TREE, {"folder": str(tmp_path)}, {"by": "tokens", "tokens": tokens})
-        return check_source(source, place(engine)).num_sampled
+        return check_source(source, place(engine))["num_sampled"]
 
     assert look(62) == 1
     with pytest.raises(InvalidOption, match="reads at most 64, including special tokens, which leaves 62"):
@@ -266,10 +265,12 @@ def test_rows_that_the_collections_task_cannot_read_are_refused(engine: Engine) 
 
 @pytest.mark.parametrize("split", [{}, {"by": "paragraphs"}])
 def test_a_classifier_reads_pairs_and_texts(engine: Engine, split: dict[str, Any]) -> None:
-    (alone,) = check_source(Source(SQL, {"query": PAIRS["query"]}, split), of_task(engine, CLASSIFIES)).rows
-    assert (alone.text, alone.text_pair) == ("x", None)
-    (pair,) = check_source(Source(SQL, PAIRS), of_task(engine, CLASSIFIES)).rows
-    assert (pair.text, pair.text_pair) == ("x", "y")
+    (alone,) = check_source(Source(SQL, {"query": PAIRS["query"]}, split), of_task(engine, CLASSIFIES))[
+        "rows"
+    ]
+    assert (alone["text"], alone["text_pair"]) == ("x", None)
+    (pair,) = check_source(Source(SQL, PAIRS), of_task(engine, CLASSIFIES))["rows"]
+    assert (pair["text"], pair["text_pair"]) == ("x", "y")
 
 
 def test_a_row_without_a_second_text_is_no_pair_and_bytes_make_none(engine: Engine) -> None:

@@ -25,10 +25,9 @@ from vectormill.models.registry import Registry
 from vectormill.rows.values import encode_metadata
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
-from vectormill.sources.options import FILES, OWN_TEXTS, PUSH, SQL, TREE
 from vectormill.sources.pushes import PushWriter
 from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, SourcePlace
-from vectormill.sources.source import Source
+from vectormill.sources.source import FILES, OWN_TEXTS, PUSH, SQL, TREE, Source
 from vectormill.sources.sources import save_source
 
 Rows = list[tuple[str, str]]

@@ -17,9 +17,8 @@ from vectormill.jobs.item import Item
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import find_present, open_source
-from vectormill.sources.options import OWN_TEXTS, PUSH, SQL
 from vectormill.sources.reader import Reader, SourcePlace
-from vectormill.sources.source import Source
+from vectormill.sources.source import OWN_TEXTS, PUSH, SQL, Source
 from vectormill.sources.sources import save_source
 from vectormill.sources.sql import SqlReader
 

@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from vectormill.cli import endpoint
 from vectormill.cli.sources import app
-from vectormill.sources.options import KINDS, TreeOptions
-from vectormill.sources.source import Source, parse_options
+from vectormill.sources.source import KINDS, Source, TreeOptions, parse_options
 
 SET: list[tuple[list[str], str, dict[str, Any]]] = [
     (
@@ -42,9 +41,10 @@ SET: list[tuple[list[str], str, dict[str, Any]]] = [
     (["--push"], "push", {}),
     (["--own-texts"], "own_texts", {}),
 ]
+LEADING = list(dict.fromkeys(flags[0] for flags, _, _ in SET))
 # Each with a part of the sentence that refuses it.
 REFUSED = [
-    ([], "Name one source: --sql, --files, --tree, --push or --own-texts."),
+    ([], f"Name one source: {', '.join(LEADING[:-1])} or {LEADING[-1]}."),
     (["--push", "--tree", "/notes"], "Name one source"),
     (["--tree", "/notes", "--url-env", "URL"], "A source of kind tree takes no --url-env."),
     (["--push", "--key", "id", "--sql", ""], "A source of kind push takes no --key."),

@@ -23,8 +23,8 @@ def plan(
     num_rows: int = 100_000,
     dimensions: int = 384,
     vector_type: str = FLOAT16,
-    wishes: IndexSettings = BY_ITSELF,
-    room: ServerCapacity = ROOM,
+    chosen: IndexSettings = BY_ITSELF,
+    capacity: ServerCapacity = ROOM,
     *,
     is_live: bool = False,
 ) -> IndexPlan:
@@ -32,8 +32,8 @@ def plan(
         num_rows,
         dimensions,
         vector_type,
-        wishes,
-        room,
+        chosen,
+        capacity,
         is_live=is_live,
         least_rows=10_000,
         memory_share=0.25,
@@ -64,7 +64,7 @@ def test_the_policy_says_from_how_many_rows_on_there_is_an_index() -> None:
         (NO_INDEX, 10_000_000, False),
     ]
     for policy, num_rows, is_wanted in cases:
-        assert plan(num_rows, wishes=IndexSettings(policy)).is_wanted == is_wanted
+        assert plan(num_rows, chosen=IndexSettings(policy)).is_wanted == is_wanted
 
 
 def test_sparse_weights_follow_the_same_policy_and_take_memory_by_their_bytes() -> None:
@@ -90,8 +90,8 @@ def test_the_shape_comes_from_the_rows_unless_it_is_asked_for() -> None:
         (100_000, IndexSettings(ef_construction=20), (10, 20)),
         (100_000, IndexSettings(m=8, ef_construction=200), (8, 200)),
     ]
-    for num_rows, wishes, shape in cases:
-        made = plan(num_rows, wishes=wishes)
+    for num_rows, chosen, shape in cases:
+        made = plan(num_rows, chosen=chosen)
         assert (made.m, made.ef_construction) == shape
 
 
@@ -99,7 +99,7 @@ def test_a_graph_that_fits_gets_what_it_needs_and_no_more() -> None:
     made = plan()
     # Measured: pgvector 0.8.6 held 2,824 halfvecs of 384 dimensions in 4 MiB, and 2,105 with m = 32.
     assert made.graph_bytes / 100_000 == pytest.approx(4 * MIB / 2824, rel=0.03)
-    assert plan(wishes=IndexSettings(m=32)).graph_bytes / 100_000 == pytest.approx(4 * MIB / 2105, rel=0.03)
+    assert plan(chosen=IndexSettings(m=32)).graph_bytes / 100_000 == pytest.approx(4 * MIB / 2105, rel=0.03)
     assert made.graph_bytes < made.memory_bytes < 1.2 * made.graph_bytes + 10 * MIB
     # maintenance_work_mem is whole kilobytes, and the graph seldom is
     for num_rows in range(100_000, 100_020):
@@ -113,8 +113,8 @@ def test_a_graph_that_does_not_fit_gets_the_share_and_the_reason_says_what_it_co
         (128 * MIB, 3 * GIB, 3 * GIB),
     ]
     for free_bytes, asked, expected in cases:
-        room = ServerCapacity(free_bytes, "a guess", 8, 64 * MIB, 2, 8)
-        made = plan(5_000_000, room=room, wishes=IndexSettings(memory_bytes=asked))
+        capacity = ServerCapacity(free_bytes, "a guess", 8, 64 * MIB, 2, 8)
+        made = plan(5_000_000, capacity=capacity, chosen=IndexSettings(memory_bytes=asked))
         assert made.memory_bytes == expected
         assert any("many times slower" in reason for reason in made.reasons)
 
@@ -127,12 +127,12 @@ def test_the_build_takes_the_cores_that_searches_leave() -> None:
         (1, False, IndexSettings(), 0),
         (64, False, IndexSettings(), 8),  # Postgres starts no more
         (None, False, IndexSettings(), 2),
-        (8, False, IndexSettings(num_workers=3), 3),
+        (8, False, IndexSettings(workers=3), 3),
         (8, False, IndexSettings(memory_bytes=100 * MIB), 2),  # 32 MiB for each process
     ]
-    for num_cores, is_live, wishes, expected in cases:
-        room = ServerCapacity(64 * GIB, "a guess", num_cores, 64 * MIB, 2, 8)
-        assert plan(1_000_000, wishes=wishes, room=room, is_live=is_live).num_workers == expected
+    for num_cores, is_live, chosen, expected in cases:
+        capacity = ServerCapacity(64 * GIB, "a guess", num_cores, 64 * MIB, 2, 8)
+        assert plan(1_000_000, chosen=chosen, capacity=capacity, is_live=is_live).workers == expected
 
 
 def test_what_pgvector_would_refuse_is_refused_before_it() -> None:

@@ -26,9 +26,8 @@ from vectormill.models.registry import Registry
 from vectormill.problems import ApiError
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
-from vectormill.sources.options import PUSH
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import Source
+from vectormill.sources.source import PUSH, Source
 
 QUERY = {"query": "SELECT n AS key, 'text ' || n AS text FROM generate_series(1, 5) AS n"}
 PATH = "/v1/collections/docs/source"

@@ -1,23 +1,24 @@
-"""Fills: the first fill of a generation that is built beside the live one, copied into tables without any index.
+"""Bulk loads: a generation that is built beside the live one is first copied into tables without any index.
 
 A random key costs more to insert into a large primary key than its whole row. So the job of the run that builds the
 generation, and it alone, copies its rows into two fill tables, for results and attributes. All other writers (twins
 of clients' jobs, deletions, the run itself) write the generation's own tables, as ever. Once the job has ended, the
-fill is closed, its keys are sorted into unique indexes, the rows of the other writers are merged into it, and it takes
-the place of the generation's tables.
+bulk load is closed, its keys are sorted into unique indexes, the rows of the other writers are merged into it, and it
+takes the place of the generation's tables.
 
 Why no row is lost or comes back:
 
-- A commit copies only after it has seen, under the lock that all commits share, that the fill is open for its job.
+- A commit copies only after it has seen, under the lock that all commits share, that the bulk load is open for its job.
   Closing takes this lock exclusively. Afterwards nobody writes the fill tables but the run, under its own lock.
 - Rows are merged by their places in the order of writers: the later one stays, with its own attributes. Of one place,
   which a chunk has that was copied and is encoded again, that of the generation's own tables stays.
-- A deletion does not look into the fill tables, which have no index. Its tombstone removes the older row when the fill
-  is merged, or before it is forgotten itself: when all older writers have ended (scheduler/scrubber.py).
+- A deletion does not look into the fill tables, which have no index. Its tombstone removes the older row when the bulk
+  load is merged, or before it is forgotten itself: when all older writers have ended (scheduler/scrubber.py).
 - The last merge, the removals and the exchange of the tables are one transaction, which no writer overlaps.
 
-A worker that knows nothing of fills writes the generation's own tables, which is right too. The report of the
-generation tells that there is a fill: `{"fill": {"job": id}}` while it is open, `{"fill": {"job": null}}` once closed.
+A worker that knows nothing of bulk loads writes the generation's own tables, which is right too. The report of the
+generation tells that there is a bulk load: `{"fill": {"job": id}}` while it is open, `{"fill": {"job": null}}` once it
+is closed.
 """
 
 from typing import Any, Final
@@ -28,7 +29,7 @@ from sqlalchemy import Connection, text
 
 from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import Generation
-from vectormill.collections.deletions import hold_deletions, lock_deletions
+from vectormill.collections.collections import SELECT_GENERATIONS, read_generation
 from vectormill.collections.generation_tables import (
     STORAGE,
     VACUUM,
@@ -39,33 +40,32 @@ from vectormill.collections.generation_tables import (
     split_texts,
     table_name,
 )
-from vectormill.collections.generations import FROM_GENERATIONS, GENERATION_COLUMNS, read_generation
 from vectormill.collections.row_kinds import Results
+from vectormill.collections.tombstones import hold_deletions, lock_deletions
 from vectormill.db.parameters import JSONB_VERSION, Field, encode_rows
 from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Items
 
 # The columns are those of the generation's own tables; primary keys and indexes are left out.
-CREATE_FILL: Final = """
+CREATE_FILL_TABLES: Final = """
     CREATE TABLE IF NOT EXISTS {filled} (LIKE {table} INCLUDING ALL EXCLUDING INDEXES) WITH ({vacuum});
     CREATE TABLE IF NOT EXISTS {filled_attributes} (LIKE {attributes} INCLUDING ALL EXCLUDING INDEXES) WITH ({storage})
 """
 
 # If an earlier job of the run has copied rows already, nobody may copy the same keys again.
-OPEN_FILL: Final = """
+BEGIN_BULK_LOAD: Final = """
     UPDATE vectormill.generations
        SET report = report || jsonb_build_object('fill', jsonb_build_object(
                'job', CASE WHEN NOT EXISTS (SELECT 1 FROM {filled}) THEN %(job_id)s::text END))
      WHERE id = %(generation_id)s
 """
 
-FIND_FILL = text(
+FIND_BULK_LOAD = text(
     "SELECT report #>> '{fill,job}' AS job FROM vectormill.generations WHERE id = :id AND report ? 'fill'"
 )
 
-LIST_FILLS = text(f"""
-    SELECT {GENERATION_COLUMNS} {FROM_GENERATIONS}
+LIST_BULK_LOADS = text(f"""{SELECT_GENERATIONS}
      WHERE collections.id = :collection_id AND generations.state = 'building' AND generations.report ? 'fill'
 """)
 
@@ -73,11 +73,11 @@ IS_OPEN: Final = """
     SELECT report #>> '{fill,job}' = %(job_id)s::text FROM vectormill.generations WHERE id = %(generation_id)s
 """
 
-CLOSE_FILL = text("""
+CLOSE_BULK_LOAD = text("""
     UPDATE vectormill.generations SET report = report || '{"fill": {"job": null}}' WHERE id = :id AND report ? 'fill'
 """)
 
-FORGET_FILL = text("UPDATE vectormill.generations SET report = report - 'fill' WHERE id = :id")
+FORGET_BULK_LOAD = text("UPDATE vectormill.generations SET report = report - 'fill' WHERE id = :id")
 
 COPY_ATTRIBUTES: Final = """
     COPY {filled_attributes} (key, content_hash, metadata, metadata_hash, {texts}, job_seq) FROM STDIN (FORMAT BINARY)
@@ -184,17 +184,17 @@ def _execute(
     driver_of(connection).execute(_fill_in(statement, generation.id, generation.spec), values)
 
 
-def open_fill(connection: Connection, generation: Generation, job_id: UUID) -> None:
+def begin_bulk_load(connection: Connection, generation: Generation, job_id: UUID) -> None:
     """Let this job, which has not been queued yet, copy its rows into the generation's fill tables.
 
     They are created if there are none.
     """
-    _execute(connection, CREATE_FILL, generation)
-    _execute(connection, OPEN_FILL, generation, {"job_id": str(job_id), "generation_id": generation.id})
+    _execute(connection, CREATE_FILL_TABLES, generation)
+    _execute(connection, BEGIN_BULK_LOAD, generation, {"job_id": str(job_id), "generation_id": generation.id})
 
 
-def hold_fill(cursor: Cursor[Any], generation_id: int, job_id: UUID) -> bool:
-    """Return whether the fill is open for this job; then it stays open until the transaction ends.
+def hold_bulk_load(cursor: Cursor[Any], generation_id: int, job_id: UUID) -> bool:
+    """Return whether the bulk load is open for this job; then it stays open until the transaction ends.
 
     Deletions from the collection are blocked until then, as by every commit. The second statement sees what was
     committed while the first one waited.
@@ -220,7 +220,7 @@ def copy_rows(
 ) -> None:
     """Copy one row per item into the fill tables, with its attributes; see upsert_rows for the parameters.
 
-    The caller has called `hold_fill`.
+    The caller has called `hold_bulk_load`.
     """
     kind = open_kind(cursor.connection, spec, generation_id)
     hashes = items.content_hashes()
@@ -265,20 +265,20 @@ def _send_places(items: Items, job_seq: int) -> list[bytes]:
     return [place.to_bytes(8) for place in items.places or [job_seq] * len(items)]
 
 
-def has_fill(connection: Connection, generation_id: int) -> bool:
-    """Return whether the generation has a fill that is not merged yet."""
-    return connection.execute(FIND_FILL, {"id": generation_id}).one_or_none() is not None
+def has_bulk_load(connection: Connection, generation_id: int) -> bool:
+    """Return whether the generation has a bulk load that is not merged yet."""
+    return connection.execute(FIND_BULK_LOAD, {"id": generation_id}).one_or_none() is not None
 
 
 def remove_rows(connection: Connection, generation_id: int, items: Items, job_seq: int) -> None:
-    """Remove the rows of these items from a generation and from its fill, unless others have been written since.
+    """Remove the rows of these items from a generation and from its bulk load, unless others have been written since.
 
     `job_seq` is the place in the order of writers of items without their own.
     """
     own = table_name(generation_id), attributes_name(generation_id)
     with driver_of(connection).cursor() as cursor:
         hold_deletions(cursor, generation_id)
-        tables = [own, filled_names(generation_id)] if has_fill(connection, generation_id) else [own]
+        tables = [own, filled_names(generation_id)] if has_bulk_load(connection, generation_id) else [own]
         for table, attributes in tables:
             statement = sql.SQL(REMOVE_ROWS).format(
                 table=sql.Identifier("vectormill", table), attributes=sql.Identifier("vectormill", attributes)
@@ -293,37 +293,37 @@ def remove_rows(connection: Connection, generation_id: int, items: Items, job_se
             )
 
 
-def close_fill(connection: Connection, generation: Generation) -> None:
+def close_bulk_load(connection: Connection, generation: Generation) -> None:
     """Let nobody copy any more: a later commit of the job writes the generation's own tables."""
     lock_deletions(connection, generation.collection_id)
-    connection.execute(CLOSE_FILL, {"id": generation.id})
+    connection.execute(CLOSE_BULK_LOAD, {"id": generation.id})
 
 
 def compose_indexes(generation: Generation) -> list[sql.Composed]:
-    """Return the statements that build the indexes of a closed fill, from sorted keys."""
+    """Return the statements that build the indexes of a closed bulk load, from sorted keys."""
     statements = (INDEX_KEYS, INDEX_KEYS_OF_ATTRIBUTES, INDEX_DOCUMENTS)
     return [_fill_in(statement, generation.id, generation.spec) for statement in statements]
 
 
 def merge_rows(connection: Connection, generation: Generation) -> None:
-    """Copy rows of other writers that are newer into the closed fill, whose indexes are there."""
+    """Copy rows of other writers that are newer into the closed bulk load, whose indexes are there."""
     _execute(connection, MERGE_ROWS, generation)
 
 
-def list_fills(connection: Connection, collection_id: int) -> list[Generation]:
-    """Return the generation of a collection that has a fill which is not merged yet."""
-    return list(map(read_generation, connection.execute(LIST_FILLS, {"collection_id": collection_id})))
+def list_bulk_loads(connection: Connection, collection_id: int) -> list[Generation]:
+    """Return the generation of a collection that has a bulk load which is not merged yet."""
+    return list(map(read_generation, connection.execute(LIST_BULK_LOADS, {"collection_id": collection_id})))
 
 
 def remove_deleted(connection: Connection, generation: Generation) -> None:
-    """Remove rows that were deleted after they were written from the fill, by reading all of it."""
+    """Remove rows that were deleted after they were written from the bulk load, by reading all of it."""
     _execute(connection, REMOVE_DELETED, generation, {"collection_id": generation.collection_id})
 
 
-def finish_fill(connection: Connection, generation: Generation) -> None:
+def finish_bulk_load(connection: Connection, generation: Generation) -> None:
     """Merge what is left, remove what was deleted, and put the fill tables in the place of the generation's own."""
     lock_deletions(connection, generation.collection_id)
     merge_rows(connection, generation)
     remove_deleted(connection, generation)
     _execute(connection, EXCHANGE_TABLES, generation)
-    connection.execute(FORGET_FILL, {"id": generation.id})
+    connection.execute(FORGET_BULK_LOAD, {"id": generation.id})

@@ -61,7 +61,7 @@ def lock_deletions(connection: Connection, collection_id: int) -> None:
 
 # This is the time of the statement, not of the transaction's begin: any transaction that drew a smaller seq began
 # before it.
-BURY_KEYS: Final = text("""
+WRITE_TOMBSTONES: Final = text("""
     INSERT INTO vectormill.tombstones AS buried (collection_id, key, seq, deleted_at)
     SELECT :collection_id, key, max(place), clock_timestamp()
       FROM unnest(CAST(:keys AS text[]), CAST(:places AS bigint[])) AS gone (key, place)
@@ -72,13 +72,15 @@ BURY_KEYS: Final = text("""
 """)
 
 
-def bury_keys(connection: Connection, collection_id: int, keys: Sequence[str], places: Sequence[int]) -> None:
+def write_tombstones(
+    connection: Connection, collection_id: int, keys: Sequence[str], places: Sequence[int]
+) -> None:
     """Write a tombstone for each key; `places` are their sequence numbers among all writers.
 
     The caller has called `lock_deletions` for the collection.
     """
     values = {"collection_id": collection_id, "keys": list(keys), "places": list(places)}
-    connection.execute(BURY_KEYS, values)
+    connection.execute(WRITE_TOMBSTONES, values)
 
 
 @dataclass(frozen=True, slots=True)
