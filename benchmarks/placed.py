@@ -24,9 +24,9 @@ from worker.batching.batch import Batch
 from worker.devices.device import Device
 from worker.encoder.encoder import EncoderOrder, EncoderReport
 from worker.encoder.switches import NONE
-from worker.placement.placement import Replica
-from worker.placement.replicas import MinimumNeeds, ReplicaBuilder
-from worker.placement.room import GIB, DeviceCapacity
+from worker.placement.capacity import GIB, DeviceCapacity
+from worker.placement.placement import PlanSettings, Replica
+from worker.placement.replicas import ReplicaBuilder
 from worker.runner.messages import BATCHES_AHEAD, Encode, Encoded, EncodeFailed, Loaded, LoadFailed
 from worker.runner.runner import RunnerLost
 from worker.runner.starter import RunnerStarter, Sharing
@@ -45,8 +45,8 @@ def plan_replica(
     Raise BenchmarkFailed when the planner refuses.
     """
     rooms = tuple(DeviceCapacity(device.name, device.kind, 1024 * GIB, 1e12) for device in devices)
-    needs = MinimumNeeds(precision, precision, "padded (sdpa)", length, tokens)
-    built = ReplicaBuilder(card.find_shape(), needs).build(strategy, rooms, "pcie")
+    settings = PlanSettings(precision, length, attention="padded (sdpa)", full_batch_tokens=tokens)
+    built = ReplicaBuilder(card.find_shape(), settings, devices[0].kind).build(strategy, rooms, "pcie")
     if not isinstance(built, Replica):
         raise BenchmarkFailed(built.reason)
     return built

@@ -9,7 +9,7 @@ from worker.devices.detect import detect_inventory
 from worker.devices.device import CPU, CUDA, Device, Inventory, parse_devices
 from worker.engine.engine import Engine
 from worker.placement.placement import PlanSettings
-from worker.placement.together import plan_placement
+from worker.placement.planner import plan_placement
 from worker.runner.starter import Sharing
 
 TWO_DEVICES = "cpu:0,cpu:1"

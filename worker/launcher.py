@@ -31,7 +31,7 @@ from worker.devices.device import CPU, Inventory, thread_environment
 from worker.devices.presence import GpuPresence
 from worker.identity import EndedWorker
 from worker.placement.placement import Assignment, draw_placement, part_json, write_assignment
-from worker.placement.together import Planned
+from worker.placement.tenants import Planned
 from worker.plan import plan_machine
 from worker.settings import WorkerSettings, load_worker_settings
 

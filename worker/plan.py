@@ -29,12 +29,12 @@ from worker.encoder.choice import (
 )
 from worker.encoder.encoder import AUTO
 from worker.encoder.switches import describe_switches
+from worker.placement.capacity import GIB, OVERHEAD_BYTES, guess_flops
 from worker.placement.footprint import count_results
 from worker.placement.obstacles import find_obstacle
 from worker.placement.placement import Assignment, Placement, PlanSettings
-from worker.placement.room import GIB, OVERHEAD_BYTES, guess_flops
 from worker.placement.strategies import REPLICATE
-from worker.placement.together import Planned, Tenant, plan_together
+from worker.placement.tenants import Planned, Tenant, plan_tenants
 from worker.settings import WorkerSettings
 
 # Tokens per second that a worker with two cores feeds, in texts of 100 tokens: measured with eight of them on
@@ -116,7 +116,7 @@ def plan_machine(
     names, inventory = divide_gpus(wanted, inventory)
     inventory = _divide_host_memory(inventory, names)
     settings = settings.model_copy(update={"devices": names})
-    plans = plan_together(inventory, [_make_tenant(card, inventory, settings) for card in cards])
+    plans = plan_tenants(inventory, [_make_tenant(card, inventory, settings) for card in cards])
     switches = describe_switches(settings.switches, parse_devices(settings.devices, inventory)[0])
     reasons += [switches] if switches else []
     return tuple(_add_reasons(planned, reasons) for planned in plans)

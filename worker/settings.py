@@ -14,7 +14,7 @@ from worker.devices.backends import BACKENDS
 from worker.encoder.choice import PRECISIONS
 from worker.encoder.encoder import AUTO
 from worker.encoder.switches import describe_retired, parse_switches
-from worker.placement.room import MEMORY_SHARE
+from worker.placement.capacity import MEMORY_SHARE
 from worker.placement.strategies import STRATEGIES
 
 logger = logging.getLogger(__name__)

@@ -55,8 +55,9 @@ from vectormill.runs import run
 from vectormill.sources.source import KINDS
 from worker.certificates.certificate import PROMISE_FP8, PROMISE_INT8
 from worker.devices.backends import BACKENDS
-from worker.encoder.choice import NUMPY
-from worker.placement.strategies import STRATEGIES
+from worker.encoder.choice import NUMPY, PRECISIONS
+from worker.encoder.encoder import AUTO
+from worker.placement.strategies import REPLICATE, SHARED, STRATEGIES
 from worker.tasks.finishing import PROMISE, PROMISE_FP32
 
 # A function from the text of a page to its new text.
@@ -77,6 +78,33 @@ def fill(name: str, content: str) -> Rewrite:
         return marks.sub(lambda _: content, text)
 
     return rewrite
+
+
+def reword(before: str, words: str, after: str) -> Rewrite:
+    """Return a rewrite of what stands between two strings, each of which occurs once."""
+
+    def rewrite(text: str) -> str:
+        start, _, rest = text.partition(before)
+        old, _, end = rest.partition(after)
+        assert old, f"there is no {before}…{after}"
+        assert end, f"there is no {before}…{after}"
+        return f"{start}{before}{words}{after}{end}"
+
+    return rewrite
+
+
+def choose_in_chart(text: str) -> str:
+    """Return the schema of the chart's values with the precisions and strategies that a worker takes."""
+    schema = json.loads(text)
+    worker = schema["$defs"]["worker"]["properties"]
+    worker["precision"]["enum"] = [AUTO, *PRECISIONS]
+    worker["strategy"]["enum"] = [AUTO, *STRATEGIES]
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def say(names: Iterable[str], last: str = "or") -> str:
+    *others, final = names
+    return f"{', '.join(others)} {last} {final}"
 
 
 def keep_rows(
@@ -476,6 +504,12 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
     ("docs/STATES.md", fill("transitions", make_transitions())),
     ("pyproject.toml", fill("model libraries", forbid())),
     ("pyproject.toml", fill("model libraries and safetensors", forbid("safetensors"))),
+    ("deploy/helm/vectormill/values.schema.json", choose_in_chart),
+    ("vectormill/cli/estimate.py", reword("strategy: The strategy: ", say([AUTO, *STRATEGIES]), ".\n")),
+    (
+        "vectormill/cli/certify.py",
+        reword("strategy: Measure only this placement: ", say([REPLICATE, *SHARED]), ". By default"),
+    ),
     ("vectormill/domain/encoding.py", fill("options", make_arguments(EncodingOptions))),
     ("vectormill/jobs/job.py", fill("options", make_arguments(RequestedJob))),
     (

@@ -37,7 +37,7 @@ from worker.devices.device import CPU
 from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import EncoderOrder
 from worker.openvino import conversion
-from worker.placement.together import ATTENTION
+from worker.placement.replicas import ATTENTION
 
 POOLINGS = tuple(POOLING_NAMES)
 EACH_ALONE = [[i] for i in range(len(TEXTS))]

@@ -37,7 +37,7 @@ from worker.parallel.shard_encoder import ShardEncoder
 from worker.placement.footprint import (
     SCRATCH_BYTES,
     WHOLE,
-    Portion,
+    ModelShare,
     count_results,
     list_shares,
     make_footprint,
@@ -154,7 +154,7 @@ def compare(
     encoder: Encoder,
     network: list[torch.nn.Module],
     precision: str,
-    share: Portion = WHOLE,
+    share: ModelShare = WHOLE,
     batches: tuple[tuple[int, int], ...] = BATCHES,
 ) -> list[str]:
     """Where the prediction and what was measured are too far from each other."""

@@ -21,8 +21,8 @@ from worker.devices.device import device_environment, parse_devices
 from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest
 from worker.placement.placement import PlanSettings
+from worker.placement.planner import plan_placement
 from worker.placement.strategies import SHARED
-from worker.placement.together import plan_placement
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
 

@@ -284,7 +284,7 @@ def plan(
         devices (DEVICES): auto, a list such as cuda:0,cuda:1, or a description such as 4x24GiB,nvlink or
             2x32cores,256GiB, or both: 4x24GiB,32cores,256GiB.
         precision: The precision of the weights: auto, fp32, fp16, bf16 or int8.
-        strategy: The strategy: auto, replicate, pipeline, tensor, fully_sharded, offload or hybrid.
+        strategy: The strategy: auto, replicate, hybrid, pipeline, tensor, fully_sharded or offload.
         json: Print the plan as JSON, for machines.
     """
     from json import dumps

@@ -105,6 +105,11 @@ class Inventory:
     free_bytes: int | None = None  # free main memory
     core_nodes: tuple[int, ...] = ()  # the NUMA node of each physical core; empty if there is only one
 
+    @property
+    def host(self) -> Device:
+        """Return the processor as one device, with all of main memory."""
+        return Device("cpu", CPU, 0, (), 1, self.memory_bytes, free_bytes=self.free_bytes)
+
     def with_cores(self, first: int, end: int) -> "Inventory":
         """Return this inventory limited to a range of the physical cores."""
         return replace(

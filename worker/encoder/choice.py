@@ -7,13 +7,13 @@ from vectormill.domain.errors import ModelError
 from vectormill.models.families import find_family
 from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.encoder import AUTO, Choice
+from worker.placement.footprint import COMPRESSED
 
 FP32: Final = "fp32"
 FP16: Final = "fp16"
 BF16: Final = "bf16"
 INT8: Final = "int8"
 PRECISIONS: Final = (FP32, BF16, FP16, INT8)
-COMPRESSED: Final = frozenset({INT8})  # of the weights only; products are computed in find_arithmetic's type
 
 
 def choose_precision(wanted: str, device: Device, model_type: str = "") -> Choice:

@@ -19,7 +19,7 @@ from worker.placement.footprint import (
     make_footprint,
 )
 from worker.placement.placement import Replica
-from worker.placement.strategies import FULLY_SHARDED
+from worker.placement.strategies import STRATEGIES
 from worker.runner.memory import MemoryReport
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,8 @@ class BatchMemory:
         self, card: ModelCard, report: EncoderReport, devices: Sequence[Device], replica: Replica | None
     ) -> None:
         self.footprints = _predict(card, report, devices, replica)
-        self._num_parts = len(devices) if replica is not None and replica.strategy == FULLY_SHARDED else 1
+        is_divided = replica is not None and STRATEGIES[replica.strategy].divides_batches
+        self._num_parts = len(devices) if is_divided else 1
         self._pads = not report.is_packed
         self._names = [device.name for device in devices]
         self._excess = [1.0] * len(devices)

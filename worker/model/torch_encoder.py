@@ -18,7 +18,6 @@ from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA
 from worker.encoder.choice import (
     BF16,
-    COMPRESSED,
     FP16,
     FP32,
     PACKED,
@@ -43,6 +42,7 @@ from worker.model.packed import (
 )
 from worker.model.switching import SwitchNotReverted, apply_switches
 from worker.model.weights import apply_quantization
+from worker.placement.footprint import COMPRESSED
 
 logger = logging.getLogger(__name__)
 

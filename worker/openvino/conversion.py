@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from vectormill.processes.lifetimes import open_child
-from worker.encoder.choice import COMPRESSED
 from worker.encoder.encoder import EncoderOrder
 from worker.openvino.network import STATES, ConversionFailed, list_outputs
+from worker.placement.footprint import COMPRESSED
 
 # Increase this when the network or its inputs change, so that conversions by older code are not used.
 CONVERSION_VERSION: Final = 5

@@ -21,7 +21,7 @@ from openvino.tools.ovc import convert_model
 from torch import Tensor, nn
 
 from vectormill.models.rounding import SMALLEST_TABLE_ROWS, RoundedWeight, round_linear, round_table
-from worker.encoder.choice import COMPRESSED, INT8
+from worker.encoder.choice import INT8
 from worker.encoder.encoder import EncoderOrder
 from worker.model.heads import TokenVectors, TokenWeights
 from worker.model.network import Dense, EncoderNetwork, check_tokenizer, list_token_inputs
@@ -29,6 +29,7 @@ from worker.model.weights import RoundedEmbedding, find_factor, is_compressible_
 from worker.openvino.heads import Layer, save_heads
 from worker.openvino.network import VECTORS, WORD_EMBEDDINGS, ConversionFailed, list_outputs
 from worker.openvino.runtime import openvino as ov
+from worker.placement.footprint import COMPRESSED
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS
 
 INPUTS: Final = (INPUT_IDS, "attention_mask", "pool_mask", WORD_EMBEDDINGS)

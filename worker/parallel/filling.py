@@ -250,7 +250,7 @@ def fill(
 
 def _copy(values: Tensor, parameter: Tensor, name: str, card: ModelCard) -> None:
     """Copy values into a parameter. Raises ModelError if they do not fit."""
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    local = _own_part(parameter)
     if values.shape != local.shape:
         raise ModelError(f"The shape of tensor {name!r} in {card.path} does not match the configuration.")
     local.copy_(values)

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from vectormill.models.families import Layout
 from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA
-from worker.encoder.choice import COMPRESSED, find_arithmetic
+from worker.encoder.choice import find_arithmetic
 from worker.encoder.encoder import EncoderOrder
 from worker.model.adapters import open_adapter
 from worker.model.torch_encoder import DTYPES
@@ -32,8 +32,9 @@ from worker.parallel.filling import fill, hold_rounded
 from worker.parallel.offload import OffloadedLayers
 from worker.parallel.pipeline import PipelineStage, cut_stage
 from worker.parallel.rendezvous import PROCESS_GROUPS, join_process_group
+from worker.placement.footprint import COMPRESSED
 from worker.placement.placement import Rank
-from worker.placement.strategies import FULLY_SHARDED, STRATEGIES, TENSOR
+from worker.placement.strategies import STRATEGIES, TENSOR
 
 
 def apply_tensor_parallel(transformer: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
@@ -133,7 +134,7 @@ class LoadedShard:
                 order.card,
                 layout,
                 self.device,
-                first_layer=rank.first_layer if self._has_stages else 0,
+                first_layer=rank.first_layer,
                 joined=layout.joined if rank.strategy == TENSOR else {},
                 cuts=cuts,
                 adapter=adapter,
@@ -172,7 +173,7 @@ class LoadedShard:
         Communicates with no other rank. `pads` means that a part is padded to its longest sequence.
         """
         rank = self._rank
-        if rank.strategy != FULLY_SHARDED:
+        if not STRATEGIES[rank.strategy].divides_batches:
             return batch, self.answers
         shares = divide_batch(batch, rank.world_size, pads=pads)
         if rank.number < len(shares):

@@ -23,7 +23,7 @@ VALUE_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0}
 FLOAT_BYTES: Final = 4
 # Each group of compressed values has a scale.
 GROUP_BYTES: Final = {"int8": 4}
-COMPRESSED: Final = frozenset(GROUP_BYTES)
+COMPRESSED: Final = frozenset(GROUP_BYTES)  # of the weights only; products are computed in floats
 
 # A batch holds of each token, besides its hidden states, the id, the position, a value of a mask, and its place among
 # those that a head reads, as int64.
@@ -76,7 +76,7 @@ PLACE_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class ModelShare:
     """The part of a model on one device: `num_layers` (None for all), which `num_ranks` devices share by `strategy`.
 
     The first stage of a pipeline `is_first` and has the embeddings. A device that `answers` makes the results of
@@ -92,23 +92,25 @@ class Portion:
     answers: bool = True
 
 
-WHOLE: Final = Portion()
+WHOLE: Final = ModelShare()
 
 
 def list_shares(
     strategy: str, stage_layers: Sequence[int], num_ranks: int, num_offloaded: int = 0
-) -> list[Portion]:
+) -> list[ModelShare]:
     """Return the share of each device of a replica, whose stages have so many layers.
 
     `num_offloaded` of them are in main memory, and pass through slots of the device.
     """
     if strategy == OFFLOAD:
-        return [Portion(strategy, num_layers=stage_layers[0] - num_offloaded + NUM_SLOTS)]
+        return [ModelShare(strategy, num_layers=stage_layers[0] - num_offloaded + NUM_SLOTS)]
     ranks = range(num_ranks)
     if strategy == PIPELINE:
         last = num_ranks - 1
-        return [Portion(strategy, num_ranks, stage_layers[rank], rank == 0, rank == last) for rank in ranks]
-    return [Portion(strategy, num_ranks, answers=strategy != TENSOR or rank == 0) for rank in ranks]
+        return [
+            ModelShare(strategy, num_ranks, stage_layers[rank], rank == 0, rank == last) for rank in ranks
+        ]
+    return [ModelShare(strategy, num_ranks, answers=strategy != TENSOR or rank == 0) for rank in ranks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +243,7 @@ class WeightBytes:
         """Return the bytes of the whole model on one device."""
         return self.embedding_bytes + self.common_bytes + sum(self.layer_bytes) + self.other_bytes
 
-    def of_share(self, share: Portion) -> int:
+    def of_share(self, share: ModelShare) -> int:
         """Return what one device holds, at most: a stage's layers are counted as the largest of the model."""
         if share.strategy == REPLICATE:
             return self.total_bytes
@@ -260,7 +262,7 @@ class WeightBytes:
             cut += share.num_ranks * self.row_bytes
         return whole + words + self.head_bytes * share.answers - (-cut // share.num_ranks)
 
-    def gathered_by(self, share: Portion) -> tuple[int, int]:
+    def gathered_by(self, share: ModelShare) -> tuple[int, int]:
         """Return the bytes of other devices' weights that full sharding copies to one device for a moment.
 
         The first number is for the layers, while one of them is computed, and the second for the embeddings, while
@@ -323,7 +325,7 @@ def make_footprint(
     attention: str,
     *,
     arithmetic: str | None = None,
-    share: Portion = WHOLE,
+    share: ModelShare = WHOLE,
     kind: str = "",
     memory_bytes: int = 0,
     results: Moment = NOTHING,
@@ -365,7 +367,7 @@ def make_footprint(
     )
 
 
-def _count_neighbours(share: Portion) -> int:
+def _count_neighbours(share: ModelShare) -> int:
     """Return how many stages a stage of a pipeline exchanges hidden states with; 0 by other strategies."""
     return 2 - share.is_first - share.answers if share.strategy == PIPELINE else 0
 
@@ -375,7 +377,7 @@ def _count_positions(shape: ModelShape) -> int:
     return RELATIVE_PROJECTIONS * shape.num_relative_positions * shape.hidden_size
 
 
-def _count_restored(shape: ModelShape, precision: str, value_bytes: int, share: Portion) -> int:
+def _count_restored(shape: ModelShape, precision: str, value_bytes: int, share: ModelShare) -> int:
     """Return the bytes of the largest compressed matrix while it is restored: in fp32, and in what it is used."""
     if precision not in COMPRESSED:
         return 0
@@ -385,7 +387,7 @@ def _count_restored(shape: ModelShape, precision: str, value_bytes: int, share: 
 
 
 def _list_layer_moments(
-    shape: ModelShape, attention: str, value_bytes: int, share: Portion, cap: int
+    shape: ModelShape, attention: str, value_bytes: int, share: ModelShare, cap: int
 ) -> Iterator[Moment]:
     """Yield the moments of a layer that may be its widest: the feed-forward block, attention and norm.
 
@@ -431,7 +433,7 @@ def _list_layer_moments(
         yield kept + Moment(((states - 1) * value_bytes + NORM_STATES * FLOAT_BYTES) * hidden)
 
 
-def _find_last_moment(shape: ModelShape, value_bytes: int, share: Portion, results: Moment) -> Moment:
+def _find_last_moment(shape: ModelShape, value_bytes: int, share: ModelShare, results: Moment) -> Moment:
     """Return the moment behind the layers: the last states as they are and in fp32, and the results."""
     if not share.answers:
         return Moment(TOKEN_BYTES)

@@ -4,38 +4,23 @@ Imports no framework.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from vectormill.models.families import find_family
 from vectormill.models.model_card import GLINER, ModelCard
 from vectormill.models.model_shape import ModelShape
 from vectormill.models.rounding import find_group_size
 from worker.devices.backends import SHARING
-from worker.devices.device import CUDA
+from worker.devices.device import CUDA, Device
+from worker.placement.capacity import DeviceCapacity
 from worker.placement.footprint import COMPRESSED
 from worker.placement.placement import AUTO
 from worker.placement.strategies import FULLY_SHARDED, OFFLOAD, PIPELINE, REPLICATE, TENSOR
 
 
-class NamedDevice(Protocol):
-    """A device as far as obstacles depend on it: its name, kind and types, and the GPU that it is a part of, if any."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def card(self) -> str: ...
-    @property
-    def has_bf16(self) -> bool: ...
-    @property
-    def shares_host_memory(self) -> bool: ...
-
-
 def find_obstacle(
     card: ModelCard,
     strategy: str,
-    devices: Sequence[NamedDevice],
+    devices: Sequence[Device | DeviceCapacity],
     *,
     precision: str,
     backend: str = AUTO,
@@ -61,7 +46,7 @@ def find_obstacle(
 
 
 def find_division_obstacle(
-    shape: ModelShape, strategy: str, devices: Sequence[NamedDevice], precision: str
+    shape: ModelShape, strategy: str, devices: Sequence[Device | DeviceCapacity], precision: str
 ) -> str:
     """Return why a model of this shape cannot be divided among the devices; empty if it can."""
     if strategy == REPLICATE:
@@ -112,7 +97,7 @@ def list_tensor_sizes(shape: ModelShape) -> list[int]:
     ]
 
 
-def find_parts_of_one_card(devices: Sequence[NamedDevice]) -> list[str]:
+def find_parts_of_one_card(devices: Sequence[Device | DeviceCapacity]) -> list[str]:
     """Return the names of devices that are parts of one GPU; empty if no two of them are."""
     cards: dict[str, list[str]] = {}
     for device in devices:

@@ -7,7 +7,7 @@ worker.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,8 +15,9 @@ import msgspec
 
 from vectormill.workers.plan_picture import draw_plan
 from worker.devices.device import Device
+from worker.placement.capacity import MEMORY_SHARE
 from worker.placement.footprint import NOTHING, Moment
-from worker.placement.room import MEMORY_SHARE
+from worker.placement.strategies import STRATEGIES
 
 AUTO: Final = "auto"
 # From the largest weights to the smallest, the order in which proposals are made.
@@ -31,7 +32,8 @@ class PlanSettings:
     if empty, the plan assumes the kernel with the largest memory that the devices may use. `find_obstacle`
     returns why devices cannot hold the model by a strategy in a `precision`, as that of worker.placement.obstacles;
     None leaves it to the model's shape. `precisions` are the alternatives that may be proposed. `results` is what a
-    text's results take beyond a dense vector. `host_share` is the share of that part of main memory that its layers may
+    text's results take beyond a dense vector. A batch of `full_batch_tokens` makes a device as fast as it can be; 0
+    means what devices of its kind take. `host_share` is the share of that part of main memory that its layers may
     take.
     """
 
@@ -45,6 +47,7 @@ class PlanSettings:
     precisions: tuple[str, ...] = PRECISIONS
     results: Moment = NOTHING
     host_share: float = 1
+    full_batch_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,6 @@ class Shard:
     weight_bytes: int
     activation_bytes: int
     host_bytes: int = 0
-
-    @property
-    def headroom_bytes(self) -> int:
-        return self.capacity_bytes - self.weight_bytes - self.activation_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +161,8 @@ class Rank:
 
     @property
     def first_layer(self) -> int:
-        """Return the index of the first layer of this rank's stage."""
-        return sum(self.stage_layers[: self.number])
+        """Return the index of the first layer that this rank has."""
+        return sum(self.stage_layers[: self.number]) if STRATEGIES[self.strategy].has_stages else 0
 
 
 def make_ranks(replica: Replica, meeting_point: Path, timeout_seconds: float) -> tuple[Rank, ...]:
@@ -194,17 +193,8 @@ def draw_placement(placement: Placement) -> str:
 
 def placement_json(placement: Placement) -> dict[str, Any]:
     """Return the plan as a JSON object; bytes are integers."""
-    return {
-        "strategy": placement.strategy,
-        "precision": placement.precision,
-        "relative_rate": round(placement.relative_rate, 4),
-        "longest_text_tokens": placement.longest_text_tokens,
-        "replicas": [replica_json(replica) for replica in placement.replicas],
-        "idle": dict(placement.idle),
-        "reasons": list(placement.reasons),
-        "rejected": [{"alternative": each.alternative, "reason": each.reason} for each in placement.rejected],
-        "proposals": list(placement.proposals),
-    }
+    body = {"relative_rate": placement.relative_rate, **msgspec.to_builtins(placement)}
+    return body | {"replicas": [replica_json(replica) for replica in placement.replicas]}
 
 
 def part_json(placement: Placement, replica: Replica) -> dict[str, Any]:
@@ -216,24 +206,10 @@ def part_json(placement: Placement, replica: Replica) -> dict[str, Any]:
 
 def replica_json(replica: Replica) -> dict[str, Any]:
     """Return one replica as a JSON object: its strategy, and what each device holds."""
-    return {
-        "strategy": replica.strategy,
-        "micro_batches": 1,  # read by clients of the release before, in which a batch was cut
-        "max_batch_tokens": replica.max_batch_tokens,
-        "relative_rate": round(replica.relative_rate, 4),
-        "longest_text_tokens": replica.longest_text_tokens,
-        "num_offloaded": replica.num_offloaded,
-        "stages": [
-            {
-                "first_layer": stage.first_layer,
-                "num_layers": stage.num_layers,
-                "shards": [
-                    asdict(shard) | {"headroom_bytes": shard.headroom_bytes} for shard in stage.shards
-                ],
-            }
-            for stage in replica.stages
-        ],
-    }
+    body: dict[str, Any] = msgspec.to_builtins(replica)
+    for shard in (shard for stage in body["stages"] for shard in stage["shards"]):
+        shard["headroom_bytes"] = shard["capacity_bytes"] - shard["weight_bytes"] - shard["activation_bytes"]
+    return body | {"micro_batches": 1}  # read by clients of the release before, in which a batch was cut
 
 
 @dataclass(frozen=True, slots=True)

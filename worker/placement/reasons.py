@@ -10,13 +10,18 @@ from typing import Final
 
 from vectormill.workers.plan_picture import format_gib
 from worker.devices.device import BYTES_PER_SECOND, MEMORY, NVLINK, PCIE, SOCKETS, Links
-from worker.placement.drafts import Draft, choose_draft, draft_longest, draft_plans, draft_replicas
+from worker.placement.candidates import (
+    Candidate,
+    build_alone,
+    choose_candidate,
+    find_longest_text,
+    list_candidates,
+)
+from worker.placement.capacity import GIB, OVERHEAD_BYTES, DeviceCapacity, memory_for
 from worker.placement.footprint import VALUE_BYTES
 from worker.placement.placement import AUTO, PlanSettings, Rejection, Replica
 from worker.placement.replicas import SHORTEST_USEFUL_TOKENS, DoesNotFit, ReplicaBuilder
-from worker.placement.room import GIB, OVERHEAD_BYTES, DeviceCapacity, memory_for
 from worker.placement.strategies import (
-    FULLY_SHARDED,
     HYBRID,
     OFFLOAD,
     PIPELINE,
@@ -44,19 +49,26 @@ LINK_WORDS: Final = {
 class PlanRequest:
     """The request for a plan: its settings, the devices, and the host with its main memory."""
 
-    rooms: Sequence[DeviceCapacity]
+    devices: Sequence[DeviceCapacity]
     links: Links
     make_builder: MakeBuilder
     settings: PlanSettings
     host: DeviceCapacity
 
+    def find_longest_text(self, precision: str, strategy: str) -> tuple[int, list[Candidate]]:
+        """Return the longest text that fits in this precision and by this strategy, and all candidates for it."""
+        make_builder = partial(self.make_builder, precision)
+        return find_longest_text(self.devices, self.links, make_builder, strategy, self.settings.max_tokens)
 
-def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: PlanRequest) -> tuple[str, ...]:
+
+def explain_plan(chosen: Candidate, builder: ReplicaBuilder, asked: PlanRequest) -> tuple[str, ...]:
     """Return one sentence per decision: what has to be held, and how the replicas hold it."""
-    offered = " or ".join(format_gib(size) for size in sorted({room.capacity_bytes for room in asked.rooms}))
-    own = " or ".join(sorted({format_gib(OVERHEAD_BYTES[room.kind]) for room in asked.rooms}))
+    offered = " or ".join(
+        format_gib(size) for size in sorted({device.capacity_bytes for device in asked.devices})
+    )
+    own = " or ".join(sorted({format_gib(OVERHEAD_BYTES[device.kind]) for device in asked.devices}))
     used = ", ".join(
-        f"{format_gib(room.used_bytes)} of {room.name}" for room in asked.rooms if room.used_bytes
+        f"{format_gib(device.used_bytes)} of {device.name}" for device in asked.devices if device.used_bytes
     )
     others = f" and what others use ({used})" if used else ""
     sentences = [
@@ -91,32 +103,36 @@ def _describe(replica: Replica, links: Links) -> str:
             f"PCIe, also for a single query. A forward pass has room for {tokens}."
         )
     how = strategy.how_shared.format(stages=len(replica.stages))
-    if replica.strategy == FULLY_SHARDED:
+    if strategy.divides_batches:
         tokens += f", {replica.max_batch_tokens // len(replica.devices):,} on each device"
     return f"{how}, over {LINK_WORDS[links.slowest(replica.devices)]}. A forward pass has room for {tokens}."
 
 
-def explain_idle(chosen: Draft, drafts: Sequence[Draft], rooms: Sequence[DeviceCapacity]) -> dict[str, str]:
-    """Return a reason for each unused device: the obstacle to using all devices, or the draft's own."""
+def explain_idle(
+    chosen: Candidate, candidates: Sequence[Candidate], devices: Sequence[DeviceCapacity]
+) -> dict[str, str]:
+    """Return a reason for each unused device: the obstacle to using all devices, or the candidate's own."""
     busy = {device for replica in chosen.replicas for device in replica.devices}
     over_all = [
         refusal.reason
-        for draft in drafts
-        if draft.strategy == chosen.strategy != REPLICATE and draft.group_size == len(rooms)
-        for refusal in draft.refusals
+        for candidate in candidates
+        if candidate.strategy == chosen.strategy != REPLICATE and candidate.group_size == len(devices)
+        for refusal in candidate.refusals
     ]
     without = over_all[0] if over_all else "the plan is predicted to be as fast without it"
     told = {} if over_all else chosen.idle
-    return {room.name: told.get(room.name, without) for room in rooms if room.name not in busy}
+    return {device.name: told.get(device.name, without) for device in devices if device.name not in busy}
 
 
-def explain_rejections(chosen: Draft, drafts: Sequence[Draft], unit: float) -> tuple[Rejection, ...]:
-    """Return the best draft of every other strategy, and why it was rejected. `unit` is one device's rate."""
+def explain_rejections(
+    chosen: Candidate, candidates: Sequence[Candidate], unit: float
+) -> tuple[Rejection, ...]:
+    """Return the best candidate of every other strategy, and why it was rejected. `unit` is one device's rate."""
     rejected: list[Rejection] = []
     for strategy in STRATEGIES:
-        others = [draft for draft in drafts if draft.strategy == strategy != chosen.strategy]
-        best = max(others, key=lambda draft: draft.rate, default=chosen)
-        refusals = [refusal for draft in others for refusal in draft.refusals]
+        others = [candidate for candidate in candidates if candidate.strategy == strategy != chosen.strategy]
+        best = max(others, key=lambda candidate: candidate.rate, default=chosen)
+        refusals = [refusal for candidate in others for refusal in candidate.refusals]
         if best.rate:
             why = "the gain is too small for a more complex plan"
             if best.rate <= chosen.rate:
@@ -142,16 +158,18 @@ def explain_limit(longest: int, asked: PlanRequest) -> tuple[str, ...]:
     )
 
 
-def propose_precision(chosen: Draft, chosen_builder: ReplicaBuilder, asked: PlanRequest) -> tuple[str, ...]:
+def propose_precision(
+    chosen: Candidate, chosen_builder: ReplicaBuilder, asked: PlanRequest
+) -> tuple[str, ...]:
     """Return the first smaller precision that is faster because every device then holds a replica; empty if none is."""
-    rooms = asked.rooms
+    devices = asked.devices
     is_asked = asked.settings.strategy in (AUTO, REPLICATE)
-    if not is_asked or len(draft_replicas(rooms, chosen_builder).replicas) == len(rooms):
+    if not is_asked or len(build_alone(devices, chosen_builder).replicas) == len(devices):
         return ()
     for smaller in smaller_precisions(asked):
         builder = asked.make_builder(smaller, chosen_builder.max_tokens)
-        whole = draft_replicas(rooms, builder)
-        if len(whole.replicas) == len(rooms) and whole.rate >= WORTH_IT * chosen.rate:
+        whole = build_alone(devices, builder)
+        if len(whole.replicas) == len(devices) and whole.rate >= WORTH_IT * chosen.rate:
             weights, gain = format_gib(builder.weights.total_bytes), whole.rate / chosen.rate
             return (
                 f"With --precision {smaller} ({weights} of weights) every device holds a whole replica: predicted "
@@ -164,8 +182,8 @@ def explain_failure(asked: PlanRequest) -> str:
     """Return by how much the nearest plan misses, and which changes would help."""
     shortest = min(SHORTEST_USEFUL_TOKENS, asked.settings.max_tokens)
     builder = asked.make_builder(asked.settings.precision, shortest)
-    drafts = draft_plans(asked.rooms, asked.links, builder, asked.settings.strategy)
-    refusals = [(draft.name, refusal) for draft in drafts for refusal in draft.refusals]
+    candidates = list_candidates(asked.devices, asked.links, builder, asked.settings.strategy)
+    refusals = [(candidate.name, refusal) for candidate in candidates for refusal in candidate.refusals]
     short = [(name, refusal) for name, refusal in refusals if refusal.missing_bytes > 0]
     if not short:
         none = "there is only one device"
@@ -174,18 +192,18 @@ def explain_failure(asked: PlanRequest) -> str:
         why = refusals[0][1].reason if refusals else none
         return f"No {_kind(asked)} is possible: {why}.{_say_ways_out(asked, 0)}"
     name, nearest = min(short, key=lambda each: each[1].missing_bytes)
-    where = list_names([room.name for room in asked.rooms])
-    offered = format_gib(sum(room.capacity_bytes for room in asked.rooms))
-    together = f"{where} offer {offered} together" if len(asked.rooms) > 1 else f"{where} offers {offered}"
-    used = sum(room.used_bytes for room in asked.rooms)
+    where = list_names([device.name for device in asked.devices])
+    offered = format_gib(sum(device.capacity_bytes for device in asked.devices))
+    together = f"{where} offer {offered} together" if len(asked.devices) > 1 else f"{where} offers {offered}"
+    used = sum(device.used_bytes for device in asked.devices)
     others = f" (others use {format_gib(used)})" if used else ""
     sentences = [
         f"The model does not fit: its weights take {format_gib(builder.weights.total_bytes)} in "
         f"{asked.settings.precision}, a text of {shortest:,} tokens needs more on top, but {together}{others}.",
         f"The closest plan is {name}, but {nearest.reason}.",
     ]
-    obstacle = builder.find_obstacle(PIPELINE, asked.rooms[:1])
-    if obstacle and len(asked.rooms) > 1:
+    obstacle = builder.find_obstacle(PIPELINE, asked.devices[:1])
+    if obstacle and len(asked.devices) > 1:
         sentences.append(f"More devices would not help: {obstacle}.")
     return " ".join(sentences) + _say_ways_out(asked, 0)
 
@@ -201,7 +219,7 @@ def _say_ways_out(asked: PlanRequest, longest: int) -> str:
 
 def _ways_out(asked: PlanRequest, longest: int) -> Iterator[str]:
     """Yield changes that make texts longer than `longest` fit, cheapest first, each verified by planning."""
-    rooms = asked.rooms
+    devices = asked.devices
     builder = asked.make_builder(asked.settings.precision, asked.settings.max_tokens)
     if asked.settings.strategy != AUTO and (fitting := _fit(asked, asked.settings.precision, AUTO, longest)):
         yield f"--strategy auto: {fitting}"
@@ -209,7 +227,7 @@ def _ways_out(asked: PlanRequest, longest: int) -> Iterator[str]:
         if fitting := _fit(asked, smaller, asked.settings.strategy, longest):
             weights = format_gib(asked.make_builder(smaller, asked.settings.max_tokens).weights.total_bytes)
             yield f"--precision {smaller}: the weights take {weights}, and {fitting}"
-    largest = max(rooms, key=lambda room: room.capacity_bytes)
+    largest = max(devices, key=lambda device: device.capacity_bytes)
     held = builder.build(OFFLOAD, (replace(largest, host_bytes=sys.maxsize),), "")
     host, share, asks_all = asked.host, asked.settings.host_share, asked.settings.strategy == AUTO
     if longest and asks_all and (fitting := _fit(asked, asked.settings.precision, OFFLOAD, longest)):
@@ -223,7 +241,7 @@ def _ways_out(asked: PlanRequest, longest: int) -> Iterator[str]:
     for more in range(1, MOST_MORE_DEVICES if shared else 0):
         added = [replace(largest, name=f"{largest.name}+{each}", card="") for each in range(more)]
         fleet = tuple(
-            sorted((*rooms, *added), key=lambda room: -room.capacity_bytes)
+            sorted((*devices, *added), key=lambda device: -device.capacity_bytes)
         )  # as devices are grouped
         built = [builder.build(strategy, fleet, asked.links.default) for strategy in shared]
         tokens = max(
@@ -250,12 +268,10 @@ def _ways_out(asked: PlanRequest, longest: int) -> Iterator[str]:
 
 def _fit(asked: PlanRequest, precision: str, strategy: str, longest: int) -> str:
     """Return in words the best plan that holds texts longer than `longest`; empty if there is none."""
-    tokens, drafts = draft_longest(
-        asked.rooms, asked.links, partial(asked.make_builder, precision), strategy, asked.settings.max_tokens
-    )
+    tokens, candidates = asked.find_longest_text(precision, strategy)
     if tokens <= longest:
         return ""
-    return f"{choose_draft(drafts).name} fits{_limit(asked, tokens)}"
+    return f"{choose_candidate(candidates).name} fits{_limit(asked, tokens)}"
 
 
 def _limit(asked: PlanRequest, tokens: int) -> str:

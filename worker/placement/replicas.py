@@ -1,4 +1,4 @@
-"""Build one replica of a model on given devices ("rooms") with one strategy, or say why that is impossible.
+"""Build one replica of a model on given devices with one strategy, or say why that is impossible.
 
 What each device needs is told by its footprint (worker.placement.footprint); the device with the least memory
 left limits the number of tokens.
@@ -9,7 +9,7 @@ slowest, and collectives cost bandwidth and latency.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import accumulate
@@ -17,21 +17,29 @@ from typing import Final
 
 from vectormill.models.model_shape import ModelShape
 from vectormill.workers.plan_picture import format_gib
-from worker.devices.device import BYTES_PER_SECOND, LATENCY_SECONDS, PCIE
+from worker.devices.backends import BACKENDS
+from worker.devices.device import BYTES_PER_SECOND, CPU, CUDA, LATENCY_SECONDS, MPS, PCIE
+from worker.placement.capacity import DeviceCapacity
 from worker.placement.footprint import (
-    NOTHING,
+    COMPRESSED,
     VALUE_BYTES,
     Footprint,
-    Moment,
-    Portion,
+    ModelShare,
     count_weights,
     list_shares,
     make_footprint,
 )
 from worker.placement.obstacles import find_division_obstacle
-from worker.placement.placement import Replica, Shard, Stage
-from worker.placement.room import DeviceCapacity
-from worker.placement.strategies import FULLY_SHARDED, NUM_SLOTS, OFFLOAD, PIPELINE, REPLICATE, TENSOR
+from worker.placement.placement import PlanSettings, Replica, Shard, Stage
+from worker.placement.strategies import (
+    FULLY_SHARDED,
+    NUM_SLOTS,
+    OFFLOAD,
+    PIPELINE,
+    REPLICATE,
+    STRATEGIES,
+    TENSOR,
+)
 
 # The number of tokens at once at which a device reaches half of its rate. Measured on two CPU cores: 256
 # tokens reach 70 % of the rate of 2,048; for GPUs the roofline's ridge is near 300 to 600
@@ -118,41 +126,36 @@ class DoesNotFit:
 # A replica for shorter texts is useless, unless the model reads no longer ones. Longer ones are tried in such steps.
 SHORTEST_USEFUL_TOKENS: Final = 512
 
-FindObstacle = Callable[..., str]  # of a strategy, devices, and the precision of weights by name
-
-
-@dataclass(frozen=True, slots=True)
-class MinimumNeeds:
-    """The minimum for every replica: memory for one text of `max_tokens`.
-
-    Memory beyond a batch of `full_batch_tokens` brings nothing; with less, a replica is slower and is rated
-    so. `find_obstacle` returns why devices cannot hold the model by a strategy, or nothing; by default what its shape
-    tells. `results` is what a text's results take beyond a dense vector.
-    """
-
-    precision: str  # of the weights
-    arithmetic: str  # of activations and uncompressed weights
-    attention: str  # the kernel's name, as in an EncoderReport
-    max_tokens: int
-    full_batch_tokens: int
-    find_obstacle: FindObstacle | None = None
-    results: Moment = NOTHING
+# The number of tokens at once beyond which a device gets no faster (docs/LOG.md for CPUs).
+FULL_BATCH_TOKENS: Final[Mapping[str, int]] = {CPU: 2048, CUDA: 32768, MPS: 8192}
+# The default arithmetic of encoders, used when weights are compressed.
+ARITHMETIC: Final[Mapping[str, str]] = {CPU: "fp32", CUDA: "bf16", MPS: "fp16"}
+# The attention assumed if none is given. It is padded on CUDA too: a shard pads unless packing is requested,
+# and so does a whole replica whose model cannot be packed; otherwise less memory is needed.
+ATTENTION: Final[Mapping[str, str]] = {
+    kind: next(each.attention for each in BACKENDS.values() if each.runs_on(kind))
+    for kind in (CPU, CUDA, MPS)
+}
 
 
 class ReplicaBuilder:
-    """A builder of replicas of one model on given devices.
+    """A builder of replicas of one model on devices of one kind, each with memory for one text of the maximum length.
 
-    What it finds out about devices also holds for devices that are alike, which compare as equal.
+    Memory beyond a full batch brings nothing; with less, a replica is slower and is rated so. What the builder finds
+    out about devices also holds for devices that are alike, which compare as equal.
     """
 
-    def __init__(self, shape: ModelShape, needs: MinimumNeeds) -> None:
-        value_bytes = int(VALUE_BYTES[needs.arithmetic])
+    def __init__(self, shape: ModelShape, settings: PlanSettings, kind: str) -> None:
+        self._arithmetic = ARITHMETIC[kind] if settings.precision in COMPRESSED else settings.precision
+        value_bytes = int(VALUE_BYTES[self._arithmetic])
         self._shape = shape
-        self._needs = needs
-        self.max_tokens = needs.max_tokens
-        self.weights = count_weights(shape, needs.precision, value_bytes)
-        find_obstacle = needs.find_obstacle or partial(find_division_obstacle, shape)
-        self.find_obstacle = partial(find_obstacle, precision=needs.precision)
+        self._settings = settings
+        self._attention = settings.attention or ATTENTION[kind]
+        self.max_tokens = settings.max_tokens
+        self._full_batch_tokens = settings.full_batch_tokens or max(FULL_BATCH_TOKENS[kind], self.max_tokens)
+        self.weights = count_weights(shape, settings.precision, value_bytes)
+        find_obstacle = settings.find_obstacle or partial(find_division_obstacle, shape)
+        self.find_obstacle = partial(find_obstacle, precision=settings.precision)
         self.cost = TokenCost(
             flop_per_token=shape.flop_per_token,
             num_layers=shape.num_layers,
@@ -163,133 +166,137 @@ class ReplicaBuilder:
         self._find_longest_text = cache(self._bisect_texts)
         self._split_layers = cache(self._share_out_layers)
 
-    def _predict(self, share: Portion, kind: str, memory_bytes: int) -> Footprint:
+    def _predict(self, share: ModelShare, kind: str, memory_bytes: int) -> Footprint:
         """Return the memory needs of a share of the model on a device of this kind and memory."""
         return make_footprint(
             self._shape,
-            self._needs.precision,
-            self._needs.attention,
-            arithmetic=self._needs.arithmetic,
+            self._settings.precision,
+            self._attention,
+            arithmetic=self._arithmetic,
             share=share,
             kind=kind,
             memory_bytes=memory_bytes,
-            results=self._needs.results,
+            results=self._settings.results,
         )
 
-    def count_full_bytes(self, room: DeviceCapacity) -> int:
+    def count_full_bytes(self, device: DeviceCapacity) -> int:
         """Return the memory of an unshared replica with a full batch."""
-        footprint = self.predict(Portion(), room.kind, room.memory_bytes)
+        footprint = self.predict(ModelShare(), device.kind, device.memory_bytes)
         rows = self._count_full_rows(self.max_tokens)
         return footprint.weight_bytes + footprint.predict_batch_bytes(rows, self.max_tokens)
 
-    def full_rate(self, room: DeviceCapacity) -> float:
+    def full_rate(self, device: DeviceCapacity) -> float:
         """Return the device's tokens per second if the weights and a full batch fit."""
-        return device_rate(room.flops, room.kind, self._needs.full_batch_tokens, self.cost)
+        return device_rate(device.flops, device.kind, self._full_batch_tokens, self.cost)
 
     def _count_full_rows(self, tokens: int) -> int:
         """Return the number of texts of the maximum length in a full batch; they need the most memory."""
-        return -(-self._needs.full_batch_tokens // tokens)
+        return -(-self._full_batch_tokens // tokens)
 
-    def build(self, strategy: str, rooms: tuple[DeviceCapacity, ...], link: str) -> Replica | DoesNotFit:
-        """Return a replica over all rooms by this strategy. `link` is the kind of their slowest link."""
-        if obstacle := self.find_obstacle(strategy, rooms):
+    def build(self, strategy: str, devices: tuple[DeviceCapacity, ...], link: str) -> Replica | DoesNotFit:
+        """Return a replica over all devices by this strategy. `link` is the kind of their slowest link."""
+        if obstacle := self.find_obstacle(strategy, devices):
             return DoesNotFit(obstacle)
-        built = self._build(strategy, rooms, link, self.max_tokens)
+        built = self._build(strategy, devices, link, self.max_tokens)
         if isinstance(built, Replica):
             return built
-        return replace(built, longest_text_tokens=self._find_longest_text(strategy, rooms))
+        return replace(built, longest_text_tokens=self._find_longest_text(strategy, devices))
 
-    def _bisect_texts(self, strategy: str, rooms: tuple[DeviceCapacity, ...]) -> int:
+    def _bisect_texts(self, strategy: str, devices: tuple[DeviceCapacity, ...]) -> int:
         """Return the longest text, shorter than the maximum, for which a replica fits; 0 if there is none."""
         shorter = range(SHORTEST_USEFUL_TOKENS, self.max_tokens, SHORTEST_USEFUL_TOKENS)
         num_fitting = bisect_right(
             shorter,
             False,
-            key=lambda tokens: isinstance(self._build(strategy, rooms, PCIE, tokens), DoesNotFit),
+            key=lambda tokens: isinstance(self._build(strategy, devices, PCIE, tokens), DoesNotFit),
         )
         return shorter[num_fitting - 1] if num_fitting else 0
 
     def _build(
-        self, strategy: str, rooms: tuple[DeviceCapacity, ...], link: str, max_tokens: int
+        self, strategy: str, devices: tuple[DeviceCapacity, ...], link: str, max_tokens: int
     ) -> Replica | DoesNotFit:
         """Return a replica that holds a text of `max_tokens`, whatever obstacles there are but memory."""
         counts = [self._shape.num_layers]
         if strategy == OFFLOAD:
-            return self._offload(rooms, link, max_tokens)
+            return self._offload(devices, link, max_tokens)
         if strategy == PIPELINE:
-            divided = self._split_layers(rooms, max_tokens)
+            divided = self._split_layers(devices, max_tokens)
             if isinstance(divided, DoesNotFit):
                 return divided
             counts = divided
-        return self._hold(strategy, rooms, link, max_tokens, counts)
+        return self._hold(strategy, devices, link, max_tokens, counts)
 
-    def _offload(self, rooms: tuple[DeviceCapacity, ...], link: str, max_tokens: int) -> Replica | DoesNotFit:
+    def _offload(
+        self, devices: tuple[DeviceCapacity, ...], link: str, max_tokens: int
+    ) -> Replica | DoesNotFit:
         """Return a replica with as many layers in main memory as make it fastest: they leave room for batches."""
-        num_layers, (room,) = self._shape.num_layers, rooms
+        num_layers, (device,) = self._shape.num_layers, devices
         numbers = range(2 * NUM_SLOTS, num_layers + 1, NUM_SLOTS)  # with fewer, nothing is gained
         if not numbers:
             return DoesNotFit(f"the model has {num_layers} layers, too few to keep some in main memory")
-        fitting = [number for number in numbers if number * self.cost.layer_weight_bytes <= room.host_bytes]
+        fitting = [number for number in numbers if number * self.cost.layer_weight_bytes <= device.host_bytes]
         if not fitting:
             needed = numbers[0] * self.cost.layer_weight_bytes
             return DoesNotFit(
-                f"main memory has room for {format_gib(room.host_bytes)} of layers beside {room.name}",
-                needed - room.host_bytes,
+                f"main memory has room for {format_gib(device.host_bytes)} of layers beside {device.name}",
+                needed - device.host_bytes,
             )
-        built = [self._hold(OFFLOAD, rooms, link, max_tokens, [num_layers], number) for number in fitting]
+        built = [self._hold(OFFLOAD, devices, link, max_tokens, [num_layers], number) for number in fitting]
         replicas = [each for each in built if isinstance(each, Replica)]
         return max(replicas, key=lambda each: each.relative_rate) if replicas else built[-1]
 
     def _hold(
         self,
         strategy: str,
-        rooms: tuple[DeviceCapacity, ...],
+        devices: tuple[DeviceCapacity, ...],
         link: str,
         max_tokens: int,
         counts: Sequence[int],
         num_offloaded: int = 0,
     ) -> Replica | DoesNotFit:
         """Return a replica whose stages have so many layers, of which some are in main memory."""
-        shares = list_shares(strategy, counts, len(rooms), num_offloaded)
+        shares = list_shares(strategy, counts, len(devices), num_offloaded)
         needs = [
-            self.predict(share, room.kind, room.memory_bytes)
-            for share, room in zip(shares, rooms, strict=True)
+            self.predict(share, device.kind, device.memory_bytes)
+            for share, device in zip(shares, devices, strict=True)
         ]
         host_bytes = num_offloaded * self.cost.layer_weight_bytes
-        left = [room.capacity_bytes - need.weight_bytes for room, need in zip(rooms, needs, strict=True)]
+        left = [
+            device.capacity_bytes - need.weight_bytes for device, need in zip(devices, needs, strict=True)
+        ]
         num_rows = min(
             need.largest_batch_tokens(free, max_tokens) // max_tokens
             for need, free in zip(needs, left, strict=True)
         )
         if num_rows < 1:
-            return self._refuse(rooms, needs, max_tokens)
+            return self._refuse(devices, needs, max_tokens)
         num_rows = min(num_rows, self._count_full_rows(max_tokens))
-        tokens = min(num_rows * max_tokens, self._needs.full_batch_tokens)
+        tokens = min(num_rows * max_tokens, self._full_batch_tokens)
         shards = [
             Shard(
-                room.name,
-                room.capacity_bytes,
+                device.name,
+                device.capacity_bytes,
                 need.weight_bytes,
                 need.predict_batch_bytes(num_rows, max_tokens),
                 host_bytes,
             )
-            for room, need in zip(rooms, needs, strict=True)
+            for device, need in zip(devices, needs, strict=True)
         ]
         stages = [Stage(0, counts[0], tuple(shards))]
         if strategy == PIPELINE:
             firsts = accumulate(counts, initial=0)
             stages = [Stage(*each[:2], (each[2],)) for each in zip(firsts, counts, shards, strict=False)]
-        batch_tokens = tokens * (len(rooms) if strategy == FULLY_SHARDED else 1)
-        rate = self._rate(strategy, rooms, counts, batch_tokens, link)
+        batch_tokens = tokens * (len(devices) if STRATEGIES[strategy].divides_batches else 1)
+        rate = self._rate(strategy, devices, counts, batch_tokens, link)
         if num_offloaded:  # layers arrive while others are computed
             rate = min(rate, batch_tokens / (host_bytes / BYTES_PER_SECOND[PCIE]))
         return Replica(strategy, tuple(stages), batch_tokens, rate, num_offloaded=num_offloaded)
 
     def _rate(
-        self, strategy: str, rooms: Sequence[DeviceCapacity], counts: Sequence[int], tokens: int, link: str
+        self, strategy: str, devices: Sequence[DeviceCapacity], counts: Sequence[int], tokens: int, link: str
     ) -> float:
         """Return the tokens per second of a replica for batches of so many tokens."""
-        flops, kind = [room.flops for room in rooms], rooms[0].kind
+        flops, kind = [device.flops for device in devices], devices[0].kind
         if strategy == TENSOR:
             return tensor_rate(flops, kind, tokens, link, self.cost)
         if strategy == FULLY_SHARDED:  # each rank encodes different texts
@@ -300,7 +307,9 @@ class ReplicaBuilder:
         shares = [rate * self._shape.num_layers / count for rate, count in zip(rates, counts, strict=True)]
         return pipeline_rate(shares, tokens, link, self.cost)
 
-    def _share_out_layers(self, rooms: tuple[DeviceCapacity, ...], max_tokens: int) -> list[int] | DoesNotFit:
+    def _share_out_layers(
+        self, devices: tuple[DeviceCapacity, ...], max_tokens: int
+    ) -> list[int] | DoesNotFit:
         """Return the number of consecutive layers for each device.
 
         Each next layer goes to the device with memory left that would finish its share first; if two tie, to
@@ -309,55 +318,55 @@ class ReplicaBuilder:
         """
         num_layers, layer_bytes = self._shape.num_layers, self.cost.layer_weight_bytes
         # What a batch takes does not depend on the number of layers, but of models that keep the results of all.
-        middle = Portion(PIPELINE, len(rooms), num_layers, is_first=False, answers=False)
+        middle = ModelShare(PIPELINE, len(devices), num_layers, is_first=False, answers=False)
         batch_bytes = [
-            self.predict(middle, room.kind, room.memory_bytes).predict_batch_bytes(1, max_tokens)
-            for room in rooms
+            self.predict(middle, device.kind, device.memory_bytes).predict_batch_bytes(1, max_tokens)
+            for device in devices
         ]
         left = [
-            room.capacity_bytes - self.weights.common_bytes - taken
-            for room, taken in zip(rooms, batch_bytes, strict=True)
+            device.capacity_bytes - self.weights.common_bytes - taken
+            for device, taken in zip(devices, batch_bytes, strict=True)
         ]
         left[0] -= self.weights.embedding_bytes
         left[-1] -= self.weights.other_bytes
-        counts = [0] * len(rooms)
+        counts = [0] * len(devices)
         for layer in range(num_layers):
-            fits = [place for place in range(len(rooms)) if left[place] >= layer_bytes]
+            fits = [place for place in range(len(devices)) if left[place] >= layer_bytes]
             # Every stage needs a layer: the last layers go to stages that have none yet.
-            empty = [place for place in range(len(rooms)) if counts[place] == 0]
+            empty = [place for place in range(len(devices)) if counts[place] == 0]
             if len(empty) == num_layers - layer:
                 fits = [place for place in fits if counts[place] == 0]
             if not fits:
-                missing = (num_layers - layer) * layer_bytes + sum(-room for room in left if room < 0)
+                missing = (num_layers - layer) * layer_bytes + sum(-free for free in left if free < 0)
                 return DoesNotFit(
-                    f"{len(rooms)} stages lack {format_gib(missing)} for the weights and a text of "
+                    f"{len(devices)} stages lack {format_gib(missing)} for the weights and a text of "
                     f"{max_tokens:,} tokens",
                     missing,
                 )
-            best = min(fits, key=lambda place: ((counts[place] + 1) / rooms[place].flops, -left[place]))
+            best = min(fits, key=lambda place: ((counts[place] + 1) / devices[place].flops, -left[place]))
             counts[best] += 1
             left[best] -= layer_bytes
         return counts
 
     @staticmethod
-    def _refuse(rooms: Sequence[DeviceCapacity], needs: Sequence[Footprint], max_tokens: int) -> DoesNotFit:
+    def _refuse(devices: Sequence[DeviceCapacity], needs: Sequence[Footprint], max_tokens: int) -> DoesNotFit:
         """Return by how much a text of the maximum length does not fit, on the device that lacks most."""
         missing = [
-            need.weight_bytes + need.predict_batch_bytes(1, max_tokens) - room.capacity_bytes
-            for room, need in zip(rooms, needs, strict=True)
+            need.weight_bytes + need.predict_batch_bytes(1, max_tokens) - device.capacity_bytes
+            for device, need in zip(devices, needs, strict=True)
         ]
-        place = max(range(len(rooms)), key=missing.__getitem__)
-        room, need = rooms[place], needs[place]
-        weights = "the weights" if len(rooms) == 1 else "their shares of the weights"
+        place = max(range(len(devices)), key=missing.__getitem__)
+        device, need = devices[place], needs[place]
+        weights = "the weights" if len(devices) == 1 else "their shares of the weights"
         held = format_gib(need.weight_bytes)
-        if need.weight_bytes > room.capacity_bytes:
-            what = f"{weights}, {held}, exceed the {format_gib(room.capacity_bytes)} of {room.name}"
+        if need.weight_bytes > device.capacity_bytes:
+            what = f"{weights}, {held}, exceed the {format_gib(device.capacity_bytes)} of {device.name}"
         else:
-            longest = need.longest_text(room.capacity_bytes - need.weight_bytes, max_tokens)
-            taken = need.weight_bytes / room.capacity_bytes
+            longest = need.longest_text(device.capacity_bytes - need.weight_bytes, max_tokens)
+            taken = need.weight_bytes / device.capacity_bytes
             left = f"room for a text of {longest:,} tokens" if longest else "no room for a text"
-            what = f"{weights} take {taken:.0%} of {room.name} and leave {left}"
-        each = " on each device" if len(rooms) > 1 else ""
+            what = f"{weights} take {taken:.0%} of {device.name} and leave {left}"
+        each = " on each device" if len(devices) > 1 else ""
         return DoesNotFit(
             f"{what}; a text of {max_tokens:,} tokens needs {format_gib(missing[place])} more{each}",
             sum(each for each in missing if each > 0),

@@ -21,13 +21,15 @@ class Strategy:
 
     `how_shared` describes how devices share a replica, with {stages} to fill in;
     empty if they do not. `why_slower` explains why such a plan was not chosen. If
-    `has_stages`, each rank holds separate whole layers, otherwise a part of every layer.
+    `has_stages`, each rank holds separate whole layers, otherwise a part of every layer. If it `divides_batches`, each
+    rank encodes other texts of a batch, otherwise all of them.
     """
 
     name: str
     why_slower: str
     how_shared: str = ""
     has_stages: bool = False
+    divides_batches: bool = False
 
 
 # From the simplest to the most demanding: of two that are equally fast, the earlier one is chosen.
@@ -47,6 +49,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = {
             FULLY_SHARDED,
             "every layer's weights are gathered for every batch",
             "fully sharded: each encodes different texts and gathers the weights layer by layer",
+            divides_batches=True,
         ),
         Strategy(
             OFFLOAD,

@@ -15,7 +15,7 @@ import psutil
 
 from worker.devices.detect import detect_memory
 from worker.devices.device import CUDA, Device
-from worker.placement.room import OVERHEAD_BYTES
+from worker.placement.capacity import OVERHEAD_BYTES
 
 # Reading the memory takes 0.1 ms on a CPU and up to 1 ms on CUDA, as long as a batch of a small model. So it
 # is not read for every batch.

@@ -8,7 +8,7 @@ import pytest
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.described import describe_inventory
 from worker.devices.device import Inventory
-from worker.placement.together import Planned
+from worker.placement.tenants import Planned
 from worker.plan import plan_machine
 from worker.settings import WorkerSettings
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.device import CUDA
-from worker.placement.footprint import COMMUNICATOR_BYTES, Footprint, Moment, Portion, make_footprint
+from worker.placement.footprint import COMMUNICATOR_BYTES, Footprint, ModelShare, Moment, make_footprint
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
@@ -44,20 +44,24 @@ def test_compression_compresses_matrices_and_the_vocabulary_and_restores_one_mat
 def test_ranks_hold_their_part_of_the_weights_and_gather_three_layers_where_each_is_cut() -> None:
     layers, embeddings = 6 * NUM_LAYER_VALUES * 4, NUM_EMBEDDING_VALUES * 4
 
-    def predict(share: Portion, kind: str = "cpu") -> Footprint:
+    def predict(share: ModelShare, kind: str = "cpu") -> Footprint:
         return make_footprint(SHAPE, "fp32", "packed", share=share, kind=kind)
 
-    assert predict(Portion(PIPELINE, 3, 2, answers=False)).weight_bytes == embeddings + layers // 3
-    assert predict(Portion(PIPELINE, 3, 2, is_first=False, answers=False)).weight_bytes == layers // 3
+    assert predict(ModelShare(PIPELINE, 3, 2, answers=False)).weight_bytes == embeddings + layers // 3
+    assert predict(ModelShare(PIPELINE, 3, 2, is_first=False, answers=False)).weight_bytes == layers // 3
     vectors = 6 * 4 * (1536 + 9 * 384)  # biases and norms, which are left whole
-    assert predict(Portion(TENSOR, 2)).weight_bytes == embeddings + vectors + (layers - vectors) // 2
-    sharded = predict(Portion(FULLY_SHARDED, 4))
+    assert predict(ModelShare(TENSOR, 2)).weight_bytes == embeddings + vectors + (layers - vectors) // 2
+    sharded = predict(ModelShare(FULLY_SHARDED, 4))
     # Each tensor is cut between rows, so that a rank may have a row more of each.
     assert 0 <= sharded.weight_bytes - (embeddings + layers) // 4 <= 0.005 * sharded.weight_bytes
     assert {moment.fixed for moment in sharded.moments} == {0, 2 * embeddings, 3 * layers // 6}
     # A stage in the middle talks to two neighbours, by a communicator each; gloo takes no memory of a device.
-    middle = Portion(PIPELINE, 3, 2, is_first=False, answers=False)
-    for share, count in ((middle, 2), (Portion(PIPELINE, 3, 2, answers=False), 1), (Portion(TENSOR, 2), 1)):
+    middle = ModelShare(PIPELINE, 3, 2, is_first=False, answers=False)
+    for share, count in (
+        (middle, 2),
+        (ModelShare(PIPELINE, 3, 2, answers=False), 1),
+        (ModelShare(TENSOR, 2), 1),
+    ):
         more = predict(share, CUDA).fixed_bytes - predict(share).fixed_bytes
         assert more == count * COMMUNICATOR_BYTES
 

@@ -16,9 +16,9 @@ from worker.devices.described import describe_inventory
 from worker.devices.device import CPU, Inventory
 from worker.encoder.choice import choose_precision
 from worker.launcher import assign_replicas
-from worker.placement.room import OVERHEAD_BYTES
+from worker.placement.capacity import OVERHEAD_BYTES
 from worker.placement.strategies import OFFLOAD, REPLICATE
-from worker.placement.together import Planned
+from worker.placement.tenants import Planned
 from worker.plan import find_shape, follow_plan, plan_machine, plan_worker
 from worker.settings import WorkerSettings
 

@@ -12,9 +12,10 @@ from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
 from vectormill.models.model_shape import ModelShape, TensorSize
 from worker.devices.described import describe_inventory
 from worker.devices.device import BYTES_PER_SECOND, CPU, PCIE, Inventory, divide_gpus
+from worker.placement.capacity import GIB, DeviceCapacity
 from worker.placement.placement import Placement, PlanSettings, Replica
-from worker.placement.replicas import DoesNotFit, MinimumNeeds, ReplicaBuilder
-from worker.placement.room import GIB, DeviceCapacity
+from worker.placement.planner import plan_placement
+from worker.placement.replicas import DoesNotFit, ReplicaBuilder
 from worker.placement.strategies import (
     FULLY_SHARDED,
     HYBRID,
@@ -25,7 +26,6 @@ from worker.placement.strategies import (
     SHARED,
     TENSOR,
 )
-from worker.placement.together import plan_placement
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def check_plan(placement: Placement, inventory: Inventory) -> None:
     memory = {device.name: device.memory_bytes for device in inventory.accelerators}
     held = [shard for replica in placement.replicas for stage in replica.stages for shard in stage.shards]
     assert all(shard.weight_bytes + shard.activation_bytes <= memory[shard.device] for shard in held)
-    assert all(shard.headroom_bytes >= 0 for shard in held)
+    assert all(shard.weight_bytes + shard.activation_bytes <= shard.capacity_bytes for shard in held)
     assert len({shard.device for shard in held}) == len(held), "no device holds two things"
     assert {shard.device for shard in held} | set(placement.idle) == set(memory), (
         "every device is busy or explained"
@@ -476,9 +476,9 @@ def test_workers_that_share_a_gpu_share_its_rate() -> None:
 def test_compressed_weights_are_cut_by_inputs_only_where_that_breaks_no_group_with_one_scale(
     precision: str, num_devices: int, refusal: str | None
 ) -> None:
-    needs = MinimumNeeds(precision, "fp32", "sdpa", 256, 2048)
+    needs = PlanSettings(precision, 256, attention="sdpa")
     rooms = tuple(DeviceCapacity(f"cpu:{number}", CPU, GIB, 1e12) for number in range(num_devices))
-    built = ReplicaBuilder(MODELS["22M"].shape, needs).build(TENSOR, rooms, "memory")
+    built = ReplicaBuilder(MODELS["22M"].shape, needs, CPU).build(TENSOR, rooms, "memory")
     if refusal is None:
         assert isinstance(built, Replica)
     else:

@@ -11,8 +11,8 @@ from worker.batching.budget import BudgetRules, TokenBudget
 from worker.devices.described import describe_inventory
 from worker.devices.detect import round_free_bytes
 from worker.devices.device import CUDA, Inventory
+from worker.placement.capacity import OVERHEAD_BYTES
 from worker.placement.placement import Placement
-from worker.placement.room import OVERHEAD_BYTES
 from worker.placement.strategies import REPLICATE
 from worker.plan import plan_worker
 from worker.settings import WorkerSettings

@@ -13,12 +13,11 @@ from vectormill.domain.errors import ModelDoesNotFit, ModelError
 from vectormill.models.model_shape import ModelShape
 from vectormill.models.registry import Registry
 from worker.devices.described import describe_inventory
+from worker.placement.capacity import GIB, DeviceCapacity
 from worker.placement.footprint import BIAS_BYTES, count_weights, make_footprint
 from worker.placement.placement import Placement, PlanSettings, Replica
 from worker.placement.replicas import ReplicaBuilder
-from worker.placement.room import GIB, DeviceCapacity
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR
-from worker.placement.together import make_needs
 from worker.plan import find_shape, plan_worker
 from worker.settings import WorkerSettings
 
@@ -73,8 +72,9 @@ def test_an_extraction_says_what_it_cannot_be() -> None:
 
 def build(shape: ModelShape, strategy: str) -> Replica:
     rooms = tuple(DeviceCapacity(f"cuda:{number}", "cuda", 1024 * GIB, 1e12) for number in range(2))
-    needs = make_needs(rooms, PlanSettings("fp32", 512))
-    built = ReplicaBuilder(shape, needs).build(strategy, rooms[: 1 if strategy == REPLICATE else 2], "pcie")
+    built = ReplicaBuilder(shape, PlanSettings("fp32", 512), "cuda").build(
+        strategy, rooms[: 1 if strategy == REPLICATE else 2], "pcie"
+    )
     assert isinstance(built, Replica)
     return built
 

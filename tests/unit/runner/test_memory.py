@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.detect import Memory
 from worker.devices.device import CUDA, Device, Inventory, divide_gpus, parse_devices
-from worker.placement.room import OVERHEAD_BYTES
+from worker.placement.capacity import OVERHEAD_BYTES
 from worker.plan import plan_machine
 from worker.runner import memory
 from worker.runner.memory import MemoryGauge, cap_allocator

@@ -1,107 +1,25 @@
-"""Plan the models of one machine, alone or together, with reasons, so that no device, core or byte is planned twice.
-
-For one model every allowed strategy is drafted for every number of devices per replica; the plans that fit are ranked
-by predicted rate, and of plans that are about as fast the simplest is chosen. So one mechanism covers "fits", "does not
-fit" and "fits, but leaves too little memory for batches". A full batch is not required: a plan with memory for less is
-rated for what it can hold. If no plan holds the longest text that the model reads, the plan is made for the longest
-text that one does hold.
+"""Plan the models that one machine serves, so that no device, core or byte is planned twice.
 
 Of several models on GPUs two ways are compared: all models on every device, with its memory divided, or separate
 devices for each model. The way whose worst-off model keeps the larger share of its rate is chosen. CPU cores are
 divided. Imports no framework.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
-from typing import Final
 
 from vectormill.domain.errors import ModelDoesNotFit
 from vectormill.models.model_shape import ModelShape
 from vectormill.workers.plan_picture import format_gib
-from worker.devices.backends import BACKENDS
-from worker.devices.device import CPU, CUDA, MPS, Device, Inventory, parse_devices
-from worker.placement.drafts import ABOUT_AS_FAST, choose_draft, draft_longest
+from worker.devices.device import CPU, Device, Inventory, parse_devices
+from worker.placement.candidates import ABOUT_AS_FAST
+from worker.placement.capacity import OVERHEAD_BYTES, guess_flops, measure_capacity
 from worker.placement.placement import Placement, PlanSettings
-from worker.placement.reasons import (
-    PlanRequest,
-    explain_failure,
-    explain_idle,
-    explain_limit,
-    explain_plan,
-    explain_rejections,
-    list_names,
-    propose_precision,
-)
-from worker.placement.replicas import MinimumNeeds, ReplicaBuilder
-from worker.placement.room import OVERHEAD_BYTES, DeviceCapacity, guess_flops, measure_room
-
-# The number of tokens at once beyond which a device gets no faster (docs/LOG.md for CPUs).
-FULL_BATCH_TOKENS: Final[Mapping[str, int]] = {CPU: 2048, CUDA: 32768, MPS: 8192}
-# The default arithmetic of encoders, used when weights are compressed.
-ARITHMETIC: Final[Mapping[str, str]] = {CPU: "fp32", CUDA: "bf16", MPS: "fp16"}
-# The attention assumed if none is given. It is padded on CUDA too: a shard pads unless packing is requested,
-# and so does a whole replica whose model cannot be packed; otherwise less memory is needed.
-ATTENTION: Final[Mapping[str, str]] = {
-    kind: next(each.attention for each in BACKENDS.values() if each.runs_on(kind))
-    for kind in (CPU, CUDA, MPS)
-}
-
-
-def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettings) -> Placement:
-    """Return the placement of one model on the devices of one machine. Takes milliseconds; reads no weights.
-
-    Raises ModelDoesNotFit, with what is missing and the cheapest remedies, if not even short texts fit, and
-    ConfigurationError for devices that do not exist.
-    """
-    devices = parse_devices(settings.devices, inventory)
-    processor = Device("cpu", CPU, 0, (), 1, inventory.memory_bytes, free_bytes=inventory.free_bytes)
-    host = measure_room(processor, settings.memory_share)
-    host_bytes = int(settings.host_share * host.capacity_bytes)
-    rooms = [measure_room(device, settings.memory_share, host_bytes) for device in devices]
-    links = inventory.links
-
-    def make_builder(precision: str, max_tokens: int) -> ReplicaBuilder:
-        asked = replace(settings, precision=precision, max_tokens=max_tokens)
-        return ReplicaBuilder(shape, make_needs(rooms, asked))
-
-    asked = PlanRequest(rooms, links, make_builder, settings, host)
-    longest, drafts = draft_longest(
-        rooms, links, partial(make_builder, settings.precision), settings.strategy, settings.max_tokens
-    )
-    if not longest:
-        raise ModelDoesNotFit(explain_failure(asked))
-    builder = make_builder(settings.precision, longest)
-    chosen = choose_draft(drafts)
-    unit = max(builder.full_rate(room) * room.num_parts for room in rooms)
-    return Placement(
-        strategy=chosen.strategy,
-        precision=settings.precision,
-        replicas=tuple(
-            replace(each, relative_rate=each.relative_rate / unit, longest_text_tokens=longest)
-            for each in chosen.replicas
-        ),
-        idle=explain_idle(chosen, drafts, rooms),
-        reasons=explain_plan(chosen, builder, asked),
-        rejected=explain_rejections(chosen, drafts, unit),
-        proposals=(*explain_limit(longest, asked), *propose_precision(chosen, builder, asked)),
-        longest_text_tokens=longest,
-    )
-
-
-def make_needs(rooms: Sequence[DeviceCapacity], settings: PlanSettings) -> MinimumNeeds:
-    kind = rooms[0].kind
-    is_whole = settings.precision in ("fp32", "bf16", "fp16")
-    return MinimumNeeds(
-        precision=settings.precision,
-        arithmetic=settings.precision if is_whole else ARITHMETIC[kind],
-        attention=settings.attention or ATTENTION[kind],
-        max_tokens=settings.max_tokens,
-        full_batch_tokens=max(FULL_BATCH_TOKENS[kind], settings.max_tokens),
-        find_obstacle=settings.find_obstacle,
-        results=settings.results,
-    )
+from worker.placement.planner import plan_placement
+from worker.placement.reasons import list_names
+from worker.placement.replicas import ReplicaBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +45,7 @@ class Planned:
         return self.placement.relative_rate * max(guess_flops(device) for device in self.devices)
 
 
-def plan_together(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Planned, ...]:
+def plan_tenants(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Planned, ...]:
     """Return one plan per model, in order, with main memory for the layers of as few models as possible.
 
     Raises as `plan_placement` does for the first that does not fit.
@@ -159,15 +77,19 @@ def _plan_gpus(
     inventory: Inventory, devices: Sequence[Device], tenants: Sequence[Tenant], order: Sequence[int]
 ) -> tuple[Planned, ...]:
     """Return the plans of the better way: on shared devices, or on separate ones, which are given out in this order."""
-    shared = _attempt(lambda: _share_devices(inventory, tenants))
-    apart = _attempt(lambda: _divide_devices(inventory, devices, tenants, order))
-    if isinstance(shared, ModelDoesNotFit) or isinstance(apart, ModelDoesNotFit):
-        found = apart if isinstance(shared, ModelDoesNotFit) else shared
-        if isinstance(found, ModelDoesNotFit):
-            raise ModelDoesNotFit(
-                f"{found} These devices must serve {len(tenants)} models; `vectormill worker --model NAME` serves one."
-            )
-        return found
+    shared: tuple[Planned, ...] = ()
+    with suppress(ModelDoesNotFit):
+        shared = _share_devices(inventory, tenants)
+    try:
+        apart = _divide_devices(inventory, devices, tenants, order)
+    except ModelDoesNotFit as error:
+        if shared:
+            return shared
+        raise ModelDoesNotFit(
+            f"{error} These devices must serve {len(tenants)} models; `vectormill worker --model NAME` serves one."
+        ) from error
+    if not shared:
+        return apart
     alone = [_plan(inventory, tenant).rate for tenant in tenants]
 
     def worth(plans: Sequence[Planned]) -> tuple[bool, float]:
@@ -184,13 +106,6 @@ def _plan_gpus(
     if shared_holds != apart_holds:
         return shared if shared_holds else apart
     return shared if shared_rate >= ABOUT_AS_FAST * apart_rate else apart
-
-
-def _attempt(make: Callable[[], tuple[Planned, ...]]) -> tuple[Planned, ...] | ModelDoesNotFit:
-    try:
-        return make()
-    except ModelDoesNotFit as error:
-        return error
 
 
 def _plan(inventory: Inventory, tenant: Tenant, note: str = "") -> Planned:
@@ -229,7 +144,7 @@ def _take_parts(
 ) -> list[Device]:
     """Return the device as each model has it: with a part of the memory, whoever uses it, and of the time."""
     overhead = OVERHEAD_BYTES[device.kind]
-    whole = measure_room(device, tenants[0].settings.memory_share).capacity_bytes + overhead
+    whole = measure_capacity(device, tenants[0].settings.memory_share).capacity_bytes + overhead
     free = device.memory_bytes if device.free_bytes is None else device.free_bytes
     parts = []
     for num_bytes in _divide_memory(device, tenants, num_replicas):
@@ -256,7 +171,7 @@ def _divide_memory(
     """
     overhead = OVERHEAD_BYTES[device.kind]
     left = (
-        measure_room(device, tenants[0].settings.memory_share).capacity_bytes
+        measure_capacity(device, tenants[0].settings.memory_share).capacity_bytes
         + overhead
         - len(tenants) * overhead
     )
@@ -274,8 +189,8 @@ def _divide_memory(
 
 def _wanted_bytes(device: Device, tenant: Tenant) -> int:
     """Return the memory of an unshared replica with a full batch, and what is lost as parts are rounded down."""
-    room = measure_room(device, tenant.settings.memory_share)
-    return ReplicaBuilder(tenant.shape, make_needs([room], tenant.settings)).count_full_bytes(room) + 2
+    capacity = measure_capacity(device, tenant.settings.memory_share)
+    return ReplicaBuilder(tenant.shape, tenant.settings, device.kind).count_full_bytes(capacity) + 2
 
 
 def _divide_devices(
@@ -342,12 +257,13 @@ def _divide_cores(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Plan
     counts = [
         len(parse_devices(tenant.settings.devices, part)) for tenant, part in zip(tenants, own, strict=True)
     ]
-    whole = Device("cpu", CPU, 0, (), 1, inventory.memory_bytes, free_bytes=inventory.free_bytes)
     plans = []
-    for tenant, part, own_part in zip(tenants, own, _take_parts(whole, tenants, counts), strict=True):
+    for tenant, part, own_part in zip(
+        tenants, own, _take_parts(inventory.host, tenants, counts), strict=True
+    ):
         cores = len(part.physical_cores)
         has = f"{cores} of {num_cores} cores" if is_divided else "all cores, as the others do,"
-        memory = format_gib(measure_room(own_part, tenant.settings.memory_share).capacity_bytes)
+        memory = format_gib(measure_capacity(own_part, tenant.settings.memory_share).capacity_bytes)
         note = (
             f"{num_models} models share the processor: {tenant.name} uses {has} and up to {memory} of memory."
         )

@@ -61,8 +61,8 @@ class DeviceCapacity:
     shares_host_memory: bool = False
 
 
-def measure_room(device: Device, memory_share: float, host_bytes: int = 0) -> DeviceCapacity:
-    """Return the room on a device, of whose memory others and the plan together may fill `memory_share`."""
+def measure_capacity(device: Device, memory_share: float, host_bytes: int = 0) -> DeviceCapacity:
+    """Return what a device offers, of whose memory others and the plan together may fill `memory_share`."""
     share = memory_share * (MPS_SHARE if device.kind == MPS else 1)
     # The bytes that were in use when the device was detected, if that is known.
     used = 0 if device.free_bytes is None else max(0, device.memory_bytes - device.free_bytes)
@@ -83,7 +83,7 @@ def measure_room(device: Device, memory_share: float, host_bytes: int = 0) -> De
 
 
 def memory_for(kind: str, capacity_bytes: int, memory_share: float) -> int:
-    """Return the memory of an unused device that offers `capacity_bytes`: the inverse of `measure_room`."""
+    """Return the memory of an unused device that offers `capacity_bytes`: the inverse of `measure_capacity`."""
     share = memory_share * (MPS_SHARE if kind == MPS else 1)
     return int((capacity_bytes + OVERHEAD_BYTES[kind]) / share)
 
