@@ -106,7 +106,10 @@ def plan_machine(
         others = [card for card in cards if card.static is None]
         on_cpu = plan_machine(static, inventory, settings.model_copy(update={"devices": CPU}))
         planned = {each.name: _add_reasons(each, [WHY_CPU]) for each in on_cpu}
-        inventory = _leave_host_memory(inventory, on_cpu)
+        replicas = [replica for each in on_cpu for replica in each.placement.replicas]
+        shards = [shard for replica in replicas for stage in replica.stages for shard in stage.shards]
+        taken = sum(OVERHEAD_BYTES[CPU] + shard.weight_bytes + shard.activation_bytes for shard in shards)
+        inventory = _change_host_memory(inventory, taken_bytes=taken)
         if others:
             planned |= {each.name: each for each in plan_machine(others, inventory, settings)}
         return tuple(planned[card.name] for card in cards)
@@ -114,7 +117,12 @@ def plan_machine(
     cards = [replace(card, shape=find_shape(card)) for card in cards]
     wanted, reasons = _choose_devices(cards, inventory, settings)
     names, inventory = divide_gpus(wanted, inventory)
-    inventory = _divide_host_memory(inventory, names)
+    # Main memory is divided among the processor and the GPUs that have no other, as far as they are used.
+    devices = parse_devices(names, inventory)
+    owners = {device.card or device.name for device in devices if device.shares_host_memory}
+    number = len(owners) + any(device.kind == CPU for device in devices)
+    if number > 1:
+        inventory = _change_host_memory(inventory, number=number)
     settings = settings.model_copy(update={"devices": names})
     plans = plan_tenants(inventory, [_make_tenant(card, inventory, settings) for card in cards])
     switches = describe_switches(settings.switches, parse_devices(settings.devices, inventory)[0])
@@ -139,22 +147,6 @@ def _choose_devices(
     return ",".join(f"{name}*{count}" if count > 1 else name for name, (count, _) in chosen.items()), reasons
 
 
-def _divide_host_memory(inventory: Inventory, names: str) -> Inventory:
-    """Divide main memory among the processor and the GPUs that have no other, as far as they are used."""
-    devices = parse_devices(names, inventory)
-    owners = {device.card or device.name for device in devices if device.shares_host_memory}
-    number = len(owners) + any(device.kind == CPU for device in devices)
-    return _change_host_memory(inventory, number=number) if number > 1 else inventory
-
-
-def _leave_host_memory(inventory: Inventory, plans: Sequence[Planned]) -> Inventory:
-    """Return the inventory without the main memory that the plans take."""
-    replicas = [replica for planned in plans for replica in planned.placement.replicas]
-    shards = [shard for replica in replicas for stage in replica.stages for shard in stage.shards]
-    taken = sum(OVERHEAD_BYTES[CPU] + shard.weight_bytes + shard.activation_bytes for shard in shards)
-    return _change_host_memory(inventory, taken_bytes=taken)
-
-
 def _change_host_memory(inventory: Inventory, taken_bytes: int = 0, number: int = 1) -> Inventory:
     def change(owner: Owner) -> Owner:
         free = owner.memory_bytes if owner.free_bytes is None else owner.free_bytes
@@ -174,6 +166,12 @@ def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings
     shape = find_shape(card)
     devices = parse_devices(settings.devices, inventory)
     precision = choose_common_precision(card, devices, settings.precision)
+    # All ranks will pack sequences, unless a kernel later proves faulty on some device.
+    attention = AttentionShape(shape.model_type, shape.head_size, padding_id=0)
+    is_packed = settings.attention == PACKED or (
+        settings.attention == AUTO and all(device.kind == CUDA for device in devices)
+    )
+    is_packed &= not any(find_packing_obstacle(attention, device, precision) for device in devices)
     return Tenant(
         card.name,
         shape,
@@ -189,7 +187,7 @@ def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings
                 backend=settings.backend,
                 is_reproducible=settings.reproducible,
             ),
-            attention=PACKED if _is_packed(shape, devices, precision, settings) else "",
+            attention=PACKED if is_packed else "",
             precisions=_list_precisions(card, devices),
             results=count_results(card),
         ),
@@ -232,17 +230,6 @@ def _list_precisions(card: ModelCard, devices: Sequence[Device]) -> tuple[str, .
                 _choose_precision(card, device, precision)
             supported.append(precision)
     return tuple(each for each in supported if each != FP16 or BF16 not in supported)
-
-
-def _is_packed(
-    shape: ModelShape, devices: Sequence[Device], precision: str, settings: WorkerSettings
-) -> bool:
-    """Return True if all ranks will pack sequences, unless a kernel later proves faulty on some device."""
-    is_wanted = settings.attention == PACKED or (
-        settings.attention == AUTO and all(device.kind == CUDA for device in devices)
-    )
-    attention = AttentionShape(shape.model_type, shape.head_size, padding_id=0)
-    return is_wanted and not any(find_packing_obstacle(attention, device, precision) for device in devices)
 
 
 def find_shape(card: ModelCard) -> ModelShape:

@@ -78,7 +78,13 @@ def describe_inventory(text: str) -> Inventory:
         )
         for index, (size, capability, _) in enumerate(sizes)
     )
-    links = _describe_links(link, [device.name for device in devices])
+    names, half = [device.name for device in devices], len(devices) // 2
+    links = Links(link)
+    if link == NVLINK_PAIRS:
+        links = Links(PCIE, {frozenset(pair): NVLINK for pair in list(pairwise(names))[::2]})
+    elif link == SOCKETS:
+        halves = [*combinations(names[:half], 2), *combinations(names[half:], 2)]
+        links = Links(SOCKETS, {frozenset(pair): PCIE for pair in halves})
     divided = [
         part
         for device, (*_, parts) in zip(devices, sizes, strict=True)
@@ -102,13 +108,3 @@ def _describe_processor(num_nodes: int, num_cores: int, size: float) -> Inventor
         links=Links(MEMORY),
         core_nodes=tuple(core // num_cores for core in range(num_nodes * num_cores)),
     )
-
-
-def _describe_links(link: str, names: list[str]) -> Links:
-    if link == NVLINK_PAIRS:
-        return Links(PCIE, {frozenset(pair): NVLINK for pair in list(pairwise(names))[::2]})
-    if link == SOCKETS:
-        half = len(names) // 2
-        halves = [*combinations(names[:half], 2), *combinations(names[half:], 2)]
-        return Links(SOCKETS, {frozenset(pair): PCIE for pair in halves})
-    return Links(link)

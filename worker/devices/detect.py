@@ -139,13 +139,13 @@ def detect_physical_cores() -> tuple[tuple[int, ...], ...]:
     # interleave the numbers.
     ordered = sorted(
         (tuple(group) for group in groups.values()),
-        key=lambda group: (_find_socket(group[0]), _find_node(group[0]), group),
+        key=lambda group: (
+            _read_number(CPU_TOPOLOGY / f"cpu{group[0]}" / "topology" / "physical_package_id") or 0,
+            _find_node(group[0]),
+            group,
+        ),
     )
     return tuple(ordered[: max(1, ceil(limit))]) if limit else tuple(ordered)
-
-
-def _find_socket(core: int) -> int:
-    return _read_number(CPU_TOPOLOGY / f"cpu{core}" / "topology" / "physical_package_id") or 0
 
 
 def _find_node(core: int) -> int:

@@ -121,11 +121,9 @@ def find_amd_links(gpus: Mapping[str, AmdGpu]) -> dict[frozenset[str], str]:
 
     Infinity Fabric counts as NVLink: it is as fast.
     """
-    return {frozenset(names): _find_link(*(gpus[name] for name in names)) for names in combinations(gpus, 2)}
-
-
-def _find_link(one: AmdGpu, other: AmdGpu) -> str:
-    if other.node in one.fabric:
-        return NVLINK
-    is_far = None not in (one.processor, other.processor) and one.processor != other.processor
-    return SOCKETS if is_far else PCIE
+    links = {}
+    for names in combinations(gpus, 2):
+        one, other = (gpus[name] for name in names)
+        is_far = None not in (one.processor, other.processor) and one.processor != other.processor
+        links[frozenset(names)] = NVLINK if other.node in one.fabric else SOCKETS if is_far else PCIE
+    return links

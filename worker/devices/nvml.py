@@ -6,6 +6,7 @@ tests pass another object with the same functions.
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
@@ -112,10 +113,16 @@ def _warn_once(message: str) -> None:
 
 
 def _describe(nvml: Nvml, index: int, whole: Any) -> Iterator[Gpu]:
+    """Yield a GPU, or the parts of a partitioned one."""
     capability = nvml.nvmlDeviceGetCudaComputeCapability(whole)
-    is_cut = _is_cut(nvml, whole)
-    card = nvml.nvmlDeviceGetUUID(whole) if is_cut else ""
-    for handle in _find_parts(nvml, whole) if is_cut else [whole]:
+    handles, card = [whole], ""
+    with suppress(nvml.NVMLError):  # most GPUs cannot be partitioned
+        if nvml.nvmlDeviceGetMigMode(whole)[0]:
+            handles, card = [], nvml.nvmlDeviceGetUUID(whole)
+    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(whole) if card else 0):
+        with suppress(nvml.NVMLError):  # no part at this index, or none that this container may use
+            handles.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, place))
+    for handle in handles:
         total, free, _ = _read_memory(nvml, handle)
         name = nvml.nvmlDeviceGetName(handle)
         yield Gpu(index, nvml.nvmlDeviceGetUUID(handle), name, total, free, capability, card)
@@ -128,21 +135,6 @@ def _read_memory(nvml: Nvml, handle: Any) -> tuple[int | None, int | None, int |
     except nvml.NVMLError_NotSupported:
         return None, None, None
     return memory.total, memory.free, memory.used
-
-
-def _is_cut(nvml: Nvml, handle: Any) -> bool:
-    try:
-        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
-    except nvml.NVMLError:  # most GPUs cannot be partitioned
-        return False
-
-
-def _find_parts(nvml: Nvml, whole: Any) -> Iterator[Any]:
-    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(whole)):
-        try:
-            yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, place)
-        except nvml.NVMLError:  # no part at this index, or none that this container may use
-            continue
 
 
 def select_visible(visible: str | None, gpus: Sequence[Gpu]) -> tuple[list[Gpu], str | None]:
@@ -158,17 +150,15 @@ def select_visible(visible: str | None, gpus: Sequence[Gpu]) -> tuple[list[Gpu],
     for entry in (part.strip() for part in visible.split(",")):
         if entry in ("", "-1"):  # the two ways to ask for no GPU
             break
-        found = next((gpu for gpu in gpus if _is_named(gpu, entry)), None)
+        if entry.isdecimal():
+            found = next((gpu for gpu in gpus if gpu.index == int(entry)), None)
+        else:
+            is_uuid = entry.startswith(("GPU-", "MIG-"))
+            found = next((gpu for gpu in gpus if is_uuid and gpu.uuid.startswith(entry)), None)
         settled[found.uuid if found else entry] = found
         if not found:
             _warn_once(f"CUDA_VISIBLE_DEVICES names {entry!r}, which is not a GPU of this machine.")
     return [gpu for gpu in settled.values() if gpu], ",".join(settled)
-
-
-def _is_named(gpu: Gpu, entry: str) -> bool:
-    if entry.isdecimal():
-        return gpu.index == int(entry)
-    return entry.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(entry)
 
 
 def read_use(nvml: Nvml, uuid: str) -> GpuUse | None:

@@ -155,9 +155,9 @@ class OpenVINOEncoder(Encoder):
     def prepare(self, batch: Batch) -> "OpenVINOPass":
         """Pad the batch and look up its word embeddings, in memory that openvino reads directly."""
         if TOKEN_TYPE_IDS in batch.inputs and not self.network.reads_types:
-            self._recompile(self.network.read_types, lambda: self.network.reads_types)
+            self._change(self.network.read_types, lambda: self.network.reads_types)
         if SPANS in batch.inputs and not self.network.gives_states:
-            self._recompile(self.network.give_states, lambda: self.network.gives_states)
+            self._change(self.network.give_states, lambda: self.network.gives_states)
         padded = pad_batch(batch, self.network.pad_token_id, self._length_buckets, self._unattended)
         words = self._buffers.take((*padded.input_ids.shape, self.network.words.dim))
         self.network.words.read(padded.input_ids, out=words)
@@ -173,32 +173,23 @@ class OpenVINOEncoder(Encoder):
             self._forget_at = now + FORGET_SECONDS
             self.network.forget_weights()
         if self._watch.note(num_tokens, now):
-            self._release_buffers()
+            self._buffers.release()
+            # openvino refuses to free memory while it computes.
+            self._change(self.network.release_memory)
 
-    def _take_all(self) -> list[Any]:
-        """Wait until all streams are idle. Return their requests."""
-        return [self.requests.get() for _ in range(self._num_streams)]
+    def _change(self, change: Callable[[], None], is_done: Callable[[], bool] | None = None) -> None:
+        """Change the network once all streams are idle, unless that was done meanwhile.
 
-    def _release_buffers(self) -> None:
-        """Free the memory of past batches. openvino refuses to while it computes, so all streams are waited for."""
-        self._buffers.release()
+        With `is_done` it is compiled anew, in place of the one that is there, to hold weights only once.
+        """
         with self._taking_all:
-            requests = self._take_all()
-            try:
-                self.network.release_memory()
-            finally:
-                for request in requests:
-                    self.requests.put(request)
-
-    def _recompile(self, change: Callable[[], None], is_done: Callable[[], bool]) -> None:
-        """Compile the network anew in place of the one that is there, to hold weights only once."""
-        with self._taking_all:
-            if is_done():
+            if is_done is not None and is_done():
                 return
-            requests = self._take_all()
+            requests = [self.requests.get() for _ in range(self._num_streams)]
             try:
                 change()
-                requests = [self.network.make_request() for _ in requests]
+                if is_done is not None:
+                    requests = [self.network.make_request() for _ in requests]
             finally:
                 for request in requests:
                     self.requests.put(request)

@@ -3,7 +3,6 @@
 from typing import Final
 
 from vectormill.domain.errors import ModelError
-from vectormill.models.model_shape import ModelShape
 from worker.encoder.choice import find_arithmetic
 from worker.encoder.encoder import EncoderOrder
 from worker.placement.footprint import make_footprint
@@ -38,7 +37,11 @@ def choose_streams(order: EncoderOrder, precision: str) -> int:
         shape = order.card.find_shape()
     except ModelError:  # its files do not state its sizes
         return count_streams(order.num_threads, is_large=True)
-    is_large = is_slow_alone(shape) and not order.is_reproducible
+    num_multiplied = sum(
+        tensor.num_values for tensor in shape.tensors if tensor.is_matrix and not tensor.is_embedding
+    )
+    alone_seconds = 2.0 * num_multiplied * STREAM_BATCH_TOKENS / CORE_FLOP_PER_SECOND
+    is_large = alone_seconds > LONGEST_ALONE_SECONDS and not order.is_reproducible
     if order.device.free_bytes is None:
         return count_streams(order.num_threads, is_large=is_large)
     footprint = make_footprint(
@@ -50,14 +53,6 @@ def choose_streams(order: EncoderOrder, precision: str) -> int:
     return count_streams(order.num_threads, most, is_large=is_large)
 
 
-def is_slow_alone(shape: ModelShape) -> bool:
-    """Return True if a single core would take too long for a stream's batch."""
-    num_multiplied = sum(
-        tensor.num_values for tensor in shape.tensors if tensor.is_matrix and not tensor.is_embedding
-    )
-    return 2.0 * num_multiplied * STREAM_BATCH_TOKENS / CORE_FLOP_PER_SECOND > LONGEST_ALONE_SECONDS
-
-
 def count_streams(num_threads: int, most: int | None = None, *, is_large: bool = False) -> int:
     """Return the number of batches that share the threads evenly.
 
@@ -67,18 +62,15 @@ def count_streams(num_threads: int, most: int | None = None, *, is_large: bool =
     """
     most = num_threads if most is None else min(most, num_threads)
     if is_large:
-        return max(1, min(_count_large(num_threads), most))
+        idle = max(1, int(num_threads * IDLE_SHARE))
+        fitting = (
+            num_threads // threads
+            for threads in range(MOST_THREADS_PER_STREAM, 0, -1)
+            if num_threads // threads >= min(num_threads, FEWEST_STREAMS) and num_threads % threads <= idle
+        )
+        return max(1, min(next(fitting, num_threads), most))
     # Of equally fast numbers the smallest is taken: the cores that it leaves idle serve the tokenizer.
     return max(range(1, max(1, most) + 1), key=lambda streams: (predict_rate(num_threads, streams), -streams))
-
-
-def _count_large(num_threads: int) -> int:
-    idle = max(1, int(num_threads * IDLE_SHARE))
-    for threads in range(MOST_THREADS_PER_STREAM, 0, -1):
-        streams = num_threads // threads
-        if streams >= min(num_threads, FEWEST_STREAMS) and num_threads % threads <= idle:
-            return streams
-    return num_threads
 
 
 def predict_rate(num_threads: int, num_streams: int) -> float:

@@ -117,18 +117,15 @@ def hold_rounded(skeleton: nn.Module) -> dict[str, Tensor]:
         for leaf, parameter in (("weight", weight), ("bias", bias)):
             if isinstance(parameter, DTensor):
                 cuts[f"{paths[child]}.{leaf}"] = parameter
-        setattr(parent, name, _make_rounded(child, weight, bias))
+        own = _own_part(weight)
+        if isinstance(child, nn.Embedding):
+            setattr(parent, name, RoundedEmbedding(own.shape, weight.dtype, find_factor(child)))
+            continue
+        own_bias = None if bias is None else nn.Parameter(_own_part(bias), requires_grad=False)
+        is_summed = isinstance(weight, DTensor) and weight.placements[0] == Shard(1)
+        kind = SummedLinear if is_summed else RoundedLinear
+        setattr(parent, name, kind(own.shape, weight.dtype, own_bias, weight.shape[1]))
     return cuts
-
-
-def _make_rounded(child: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Module:
-    own = _own_part(weight)
-    if isinstance(child, nn.Embedding):
-        return RoundedEmbedding(own.shape, weight.dtype, find_factor(child))
-    own_bias = None if bias is None else nn.Parameter(_own_part(bias), requires_grad=False)
-    is_summed = isinstance(weight, DTensor) and weight.placements[0] == Shard(1)
-    kind = SummedLinear if is_summed else RoundedLinear
-    return kind(own.shape, weight.dtype, own_bias, weight.shape[1])
 
 
 def _own_part(parameter: Tensor) -> Tensor:
@@ -215,6 +212,7 @@ def fill(
     model._apply(lambda held: torch.empty_like(held, device=device) if held.device.type == "meta" else held)
     for module, name, buffer in buffers:
         setattr(module, name, buffer.to(device))
+    in_layer = re.compile(rf"^({re.escape(layout.layers)}\.)(\d+)\.")
     prefix = PUBLISHED_PREFIX if is_published(card) else str(getattr(model, "base_model_prefix", ""))
     rounded = {path: module for path, module in model.named_modules() if isinstance(module, Rounded)}
     held = {
@@ -226,7 +224,8 @@ def fill(
         parts: dict[str, tuple[str, int, list[Range]]] = {}  # name -> stored name, dimension and ranges
         num_bytes = 0
         for name, parameter in held.items():
-            stored = _name_in_whole(name, layout, first_layer)
+            # A stage's parameter is named by its layer; in the whole model the earlier layers are counted too.
+            stored = in_layer.sub(lambda match: f"{match[1]}{int(match[2]) + first_layer}.", name)
             shape = files.shape(stored)
             num_joined = next((count for path, count in joined.items() if f".{path}." in name), 1)
             dim, ranges = _own_ranges(cuts.get(name, parameter), shape, num_joined)
@@ -266,15 +265,6 @@ def _own_ranges(parameter: Tensor, shape: tuple[int, ...], num_joined: int) -> t
     step = -(-part // mesh.size())  # like torch.chunk: the last ranks may have less, or nothing
     start, end = (min(part, step * (mesh.get_local_rank() + ahead)) for ahead in (0, 1))
     return placement.dim, [(part * number + start, part * number + end) for number in range(num_joined)]
-
-
-def _name_in_whole(name: str, layout: Layout, first_layer: int) -> str:
-    """Return the name of a stage's parameter in the whole model, which also counts the earlier layers."""
-    return re.sub(
-        rf"^({re.escape(layout.layers)}\.)(\d+)\.",
-        lambda match: f"{match[1]}{int(match[2]) + first_layer}.",
-        name,
-    )
 
 
 @contextmanager

@@ -32,7 +32,12 @@ def cut_stage(transformer: nn.Module, layout: Layout, rank: Rank) -> None:
     parent_path, _, name = layout.layers.rpartition(".")
     parent = transformer.get_submodule(parent_path)
     setattr(parent, name, getattr(parent, name)[first : first + count])
-    _cut_config(transformer, first, count)
+    if hasattr(transformer, "config"):  # modules look up settings by layer
+        config = copy.deepcopy(transformer.config)
+        config.num_hidden_layers = count
+        if getattr(config, "layer_types", None):  # which layers attend within a window only
+            config.layer_types = config.layer_types[first : first + count]
+        transformer.config = config
     if not rank.is_first:
         _replace(transformer, layout.embeddings, PassthroughEmbeddings())
         for path in layout.behind_embeddings:
@@ -42,17 +47,6 @@ def cut_stage(transformer: nn.Module, layout: Layout, rank: Rank) -> None:
     if not rank.is_last:
         for path in layout.behind_layers:
             _replace(transformer, path, nn.Identity())
-
-
-def _cut_config(transformer: nn.Module, first: int, count: int) -> None:
-    """Reduce the configuration to this stage's layers, because modules look up settings by layer."""
-    if not hasattr(transformer, "config"):
-        return
-    config = copy.deepcopy(transformer.config)
-    config.num_hidden_layers = count
-    if getattr(config, "layer_types", None):  # which layers attend within a window only; looked up by index
-        config.layer_types = config.layer_types[first : first + count]
-    transformer.config = config
 
 
 def _replace(transformer: nn.Module, path: str, module: nn.Module | None) -> None:

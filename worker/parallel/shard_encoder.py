@@ -122,7 +122,9 @@ class ShardEncoder(Encoder):
         compute = partial(self._compute, part, wanted, has_results)
         lay_out: LayOut = Ragged.from_matrix
         if wanted is not None:
-            lay_out = partial(wanted.lay_out, self._card) if has_results else _lay_out_nothing
+            # A rank whose results others return has no rows of bytes.
+            nothing = Ragged.from_rows([], np.uint8)
+            lay_out = partial(wanted.lay_out, self._card) if has_results else lambda _: nothing
         if self._stream is not None:
             return CudaPass(arrays, compute, self._device, self._stream, torch.no_grad, lay_out)
         return Deferred(partial(self._compute_here, arrays, compute, lay_out))
@@ -200,8 +202,3 @@ class ShardEncoder(Encoder):
         # Not inference_mode: the buffers that fully_shard gathers into were made outside of it.
         with torch.no_grad():
             return lay_out(compute(*copy_inputs(arrays, self._device)).cpu().numpy())
-
-
-def _lay_out_nothing(_: NDArray[np.float32]) -> Ragged:
-    """Return no rows of bytes, for a rank whose results others return."""
-    return Ragged.from_rows([], np.uint8)

@@ -262,17 +262,6 @@ class WeightBytes:
             cut += share.num_ranks * self.row_bytes
         return whole + words + self.head_bytes * share.answers - (-cut // share.num_ranks)
 
-    def gathered_by(self, share: ModelShare) -> tuple[int, int]:
-        """Return the bytes of other devices' weights that full sharding copies to one device for a moment.
-
-        The first number is for the layers, while one of them is computed, and the second for the embeddings, while
-        tokens are looked up, before the first layer. Both are 0 by other strategies.
-        """
-        if share.strategy != FULLY_SHARDED:
-            return 0, 0
-        layers = GATHERED_LAYERS * max(self.layer_bytes, default=0)
-        return layers, GATHERED_EMBEDDINGS * (self.embedding_bytes + self.common_bytes)
-
 
 def count_weights(shape: ModelShape, precision: str, value_bytes: int) -> WeightBytes:
     """Return the bytes of the weights in `precision`; uncompressed values have `value_bytes`."""
@@ -344,8 +333,24 @@ def make_footprint(
     arithmetic = arithmetic or ("fp32" if precision in COMPRESSED else precision)
     value_bytes = int(VALUE_BYTES[arithmetic])
     weights = count_weights(shape, precision, value_bytes)
-    in_layers, in_look_up = weights.gathered_by(share)
-    num_communicators = 0
+    in_layers = in_look_up = num_communicators = restored = 0
+    if share.strategy == FULLY_SHARDED:
+        # Weights of other devices are copied here for a moment: of the layers while one of them is computed, and of the
+        # embeddings while tokens are looked up, before the first layer.
+        in_layers = GATHERED_LAYERS * max(weights.layer_bytes, default=0)
+        in_look_up = GATHERED_EMBEDDINGS * (weights.embedding_bytes + weights.common_bytes)
+    if precision in COMPRESSED:
+        # The largest compressed matrix is restored in fp32, and in what it is used.
+        largest = max((each.num_values for each in shape.tensors if each.is_matrix), default=0)
+        part = -(-largest // share.num_ranks) if share.strategy == TENSOR else largest
+        restored = part * (FLOAT_BYTES + (value_bytes if value_bytes < FLOAT_BYTES else 0))
+    # Behind the layers: the last states as they are and in fp32, and the results.
+    last = Moment(TOKEN_BYTES)
+    if share.answers:
+        if shape.weighs_words:
+            words = _find_vocabulary(shape)[0]
+            results += Moment(capped_per_token=value_bytes * words, cap=value_bytes * WORD_LOGITS)
+        last += results + Moment((value_bytes + 2 * FLOAT_BYTES) * shape.hidden_size)
     if kind == CUDA and share.num_ranks > 1:  # a stage has one with each neighbour
         num_communicators = _count_neighbours(share) if share.strategy == PIPELINE else 1
     cap = find_bias_bytes(kind, memory_bytes)
@@ -355,14 +360,12 @@ def make_footprint(
             for each in _list_layer_moments(shape, attention, value_bytes, share, cap)
         ),
         Moment(2 * TOKEN_BYTES + LOOK_UP_STATES * shape.hidden_size * value_bytes, fixed=in_look_up),
-        _find_last_moment(shape, value_bytes, share, results),
+        last,
     )
     return Footprint(
         weights.of_share(share),
         tuple(each + pooled for each in moments),
-        SCRATCH_BYTES
-        + num_communicators * COMMUNICATOR_BYTES
-        + _count_restored(shape, precision, value_bytes, share),
+        SCRATCH_BYTES + num_communicators * COMMUNICATOR_BYTES + restored,
         max(1, shape.block_tokens),
     )
 
@@ -375,15 +378,6 @@ def _count_neighbours(share: ModelShare) -> int:
 def _count_positions(shape: ModelShape) -> int:
     """Return the number of values in the projected embeddings of a DeBERTa's relative positions, of one layer."""
     return RELATIVE_PROJECTIONS * shape.num_relative_positions * shape.hidden_size
-
-
-def _count_restored(shape: ModelShape, precision: str, value_bytes: int, share: ModelShare) -> int:
-    """Return the bytes of the largest compressed matrix while it is restored: in fp32, and in what it is used."""
-    if precision not in COMPRESSED:
-        return 0
-    largest = max((each.num_values for each in shape.tensors if each.is_matrix), default=0)
-    part = -(-largest // share.num_ranks) if share.strategy == TENSOR else largest
-    return part * (FLOAT_BYTES + (value_bytes if value_bytes < FLOAT_BYTES else 0))
 
 
 def _list_layer_moments(
@@ -431,16 +425,6 @@ def _list_layer_moments(
     yield attending
     if value_bytes < FLOAT_BYTES:
         yield kept + Moment(((states - 1) * value_bytes + NORM_STATES * FLOAT_BYTES) * hidden)
-
-
-def _find_last_moment(shape: ModelShape, value_bytes: int, share: ModelShare, results: Moment) -> Moment:
-    """Return the moment behind the layers: the last states as they are and in fp32, and the results."""
-    if not share.answers:
-        return Moment(TOKEN_BYTES)
-    if shape.weighs_words:
-        words = _find_vocabulary(shape)[0]
-        results += Moment(capped_per_token=value_bytes * words, cap=value_bytes * WORD_LOGITS)
-    return results + Moment(TOKEN_BYTES + (value_bytes + 2 * FLOAT_BYTES) * shape.hidden_size)
 
 
 def _find_vocabulary(shape: ModelShape) -> tuple[int, ...]:

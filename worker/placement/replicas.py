@@ -54,63 +54,6 @@ OVERLAP_EFFICIENCY: Final = 0.85
 
 
 @dataclass(frozen=True, slots=True)
-class TokenCost:
-    """The cost of a token: the arithmetic of all layers, and the bytes that one layer passes to the next."""
-
-    flop_per_token: float
-    num_layers: int
-    hidden_bytes_per_token: int
-    layer_weight_bytes: int
-
-
-def device_rate(flops: float, kind: str, batch_tokens: float, cost: TokenCost) -> float:
-    """Return the tokens per second of one device that holds all layers, for batches of `batch_tokens`."""
-    saturation = batch_tokens / (batch_tokens + HALF_RATE_TOKENS[kind])
-    return flops / cost.flop_per_token * saturation
-
-
-def pipeline_rate(stage_rates: Sequence[float], batch_tokens: float, link: str, cost: TokenCost) -> float:
-    """Return the tokens per second of a pipeline. `stage_rates` are each stage's rates for its own layers.
-
-    Each stage works at another batch, so the slowest sets the pace, and nobody waits but at the start and the end
-    of all work.
-    """
-    handover = LATENCY_SECONDS[link] + batch_tokens * cost.hidden_bytes_per_token / BYTES_PER_SECOND[link]
-    return batch_tokens / (batch_tokens / min(stage_rates) + handover)
-
-
-def tensor_rate(flops: Sequence[float], kind: str, batch_tokens: float, link: str, cost: TokenCost) -> float:
-    """Return the tokens per second of devices that split every layer, limited by the slowest device.
-
-    Each layer adds two all-reduces. A ring all-reduce of b bytes over n devices moves 2·(n-1)/n·b through
-    each link. Source: Shoeybi et al., Megatron-LM (2019), section 3.
-    """
-    ranks = len(flops)
-    compute = batch_tokens / (ranks * device_rate(min(flops), kind, batch_tokens, cost))
-    moved = 2 * (ranks - 1) / ranks * batch_tokens * cost.hidden_bytes_per_token
-    collective = 2 * LATENCY_SECONDS[link] + moved / BYTES_PER_SECOND[link]
-    return batch_tokens / (compute + COLLECTIVES_PER_LAYER * cost.num_layers * collective)
-
-
-def fully_sharded_rate(
-    flops: Sequence[float], kind: str, batch_tokens: float, link: str, cost: TokenCost
-) -> float:
-    """Return the tokens per second of devices that encode different batches and gather weights per layer.
-
-    The next layer is gathered while one is computed, so the slower of the two counts. Source: Zhao et al.,
-    PyTorch FSDP (2023), section 3.3.
-    """
-    ranks = len(flops)
-    rank_tokens = batch_tokens / ranks
-    alone = rank_tokens / device_rate(min(flops), kind, rank_tokens, cost) / cost.num_layers
-    compute = alone / OVERLAP_EFFICIENCY
-    gathered = (ranks - 1) / ranks * cost.layer_weight_bytes
-    gather = LATENCY_SECONDS[link] + gathered / BYTES_PER_SECOND[link]
-    seconds = cost.num_layers * max(compute, gather) + WEIGHT_GATHERS_AHEAD * gather
-    return batch_tokens / seconds
-
-
-@dataclass(frozen=True, slots=True)
 class DoesNotFit:
     """The reason why no replica fits.
 
@@ -156,12 +99,8 @@ class ReplicaBuilder:
         self.weights = count_weights(shape, settings.precision, value_bytes)
         find_obstacle = settings.find_obstacle or partial(find_division_obstacle, shape)
         self.find_obstacle = partial(find_obstacle, precision=settings.precision)
-        self.cost = TokenCost(
-            flop_per_token=shape.flop_per_token,
-            num_layers=shape.num_layers,
-            hidden_bytes_per_token=shape.hidden_size * value_bytes,
-            layer_weight_bytes=max(self.weights.layer_bytes, default=0),
-        )
+        self._state_bytes = shape.hidden_size * value_bytes  # of a token, which one layer passes to the next
+        self._layer_bytes = max(self.weights.layer_bytes, default=0)
         self.predict = cache(self._predict)
         self._find_longest_text = cache(self._bisect_texts)
         self._split_layers = cache(self._share_out_layers)
@@ -187,7 +126,7 @@ class ReplicaBuilder:
 
     def full_rate(self, device: DeviceCapacity) -> float:
         """Return the device's tokens per second if the weights and a full batch fit."""
-        return device_rate(device.flops, device.kind, self._full_batch_tokens, self.cost)
+        return self._rate_alone(device, self._full_batch_tokens)
 
     def _count_full_rows(self, tokens: int) -> int:
         """Return the number of texts of the maximum length in a full batch; they need the most memory."""
@@ -234,9 +173,9 @@ class ReplicaBuilder:
         numbers = range(2 * NUM_SLOTS, num_layers + 1, NUM_SLOTS)  # with fewer, nothing is gained
         if not numbers:
             return DoesNotFit(f"the model has {num_layers} layers, too few to keep some in main memory")
-        fitting = [number for number in numbers if number * self.cost.layer_weight_bytes <= device.host_bytes]
+        fitting = [number for number in numbers if number * self._layer_bytes <= device.host_bytes]
         if not fitting:
-            needed = numbers[0] * self.cost.layer_weight_bytes
+            needed = numbers[0] * self._layer_bytes
             return DoesNotFit(
                 f"main memory has room for {format_gib(device.host_bytes)} of layers beside {device.name}",
                 needed - device.host_bytes,
@@ -260,7 +199,7 @@ class ReplicaBuilder:
             self.predict(share, device.kind, device.memory_bytes)
             for share, device in zip(shares, devices, strict=True)
         ]
-        host_bytes = num_offloaded * self.cost.layer_weight_bytes
+        host_bytes = num_offloaded * self._layer_bytes
         left = [
             device.capacity_bytes - need.weight_bytes for device, need in zip(devices, needs, strict=True)
         ]
@@ -292,20 +231,38 @@ class ReplicaBuilder:
             rate = min(rate, batch_tokens / (host_bytes / BYTES_PER_SECOND[PCIE]))
         return Replica(strategy, tuple(stages), batch_tokens, rate, num_offloaded=num_offloaded)
 
+    def _rate_alone(self, device: DeviceCapacity, tokens: float) -> float:
+        """Return the tokens per second of one device that holds all layers, for batches of so many tokens."""
+        saturation = tokens / (tokens + HALF_RATE_TOKENS[device.kind])
+        return device.flops / self._shape.flop_per_token * saturation
+
     def _rate(
         self, strategy: str, devices: Sequence[DeviceCapacity], counts: Sequence[int], tokens: int, link: str
     ) -> float:
         """Return the tokens per second of a replica for batches of so many tokens."""
-        flops, kind = [device.flops for device in devices], devices[0].kind
-        if strategy == TENSOR:
-            return tensor_rate(flops, kind, tokens, link, self.cost)
-        if strategy == FULLY_SHARDED:  # each rank encodes different texts
-            return fully_sharded_rate(flops, kind, tokens, link, self.cost)
-        rates = [device_rate(each, kind, tokens, self.cost) for each in flops]
+        num_layers, ranks = self._shape.num_layers, len(devices)
+        rates = [self._rate_alone(device, tokens) for device in devices]
         if strategy in (REPLICATE, OFFLOAD):
             return rates[0]
-        shares = [rate * self._shape.num_layers / count for rate, count in zip(rates, counts, strict=True)]
-        return pipeline_rate(shares, tokens, link, self.cost)
+        latency, bytes_per_second = LATENCY_SECONDS[link], BYTES_PER_SECOND[link]
+        if strategy == TENSOR:
+            # Each layer adds two all-reduces. A ring all-reduce of b bytes over n devices moves 2·(n-1)/n·b through
+            # each link. Source: Shoeybi et al., Megatron-LM (2019), section 3.
+            moved = 2 * (ranks - 1) / ranks * tokens * self._state_bytes
+            collective = 2 * latency + moved / bytes_per_second
+            return tokens / (tokens / (ranks * min(rates)) + COLLECTIVES_PER_LAYER * num_layers * collective)
+        if strategy == FULLY_SHARDED:
+            # Each rank encodes different texts. The next layer is gathered while one is computed, so the slower of the
+            # two counts. Source: Zhao et al., PyTorch FSDP (2023), section 3.3.
+            own_tokens = tokens / ranks
+            slowest = min(self._rate_alone(device, own_tokens) for device in devices)
+            compute = own_tokens / slowest / num_layers / OVERLAP_EFFICIENCY
+            gather = latency + (ranks - 1) / ranks * self._layer_bytes / bytes_per_second
+            return tokens / (num_layers * max(compute, gather) + WEIGHT_GATHERS_AHEAD * gather)
+        # Each stage works at another batch, so the slowest sets the pace, and nobody waits but at the start and the
+        # end of all work.
+        slowest = min(rate * num_layers / count for rate, count in zip(rates, counts, strict=True))
+        return tokens / (tokens / slowest + latency + tokens * self._state_bytes / bytes_per_second)
 
     def _share_out_layers(
         self, devices: tuple[DeviceCapacity, ...], max_tokens: int
@@ -316,7 +273,7 @@ class ReplicaBuilder:
         the one with more memory left. With layers of equal cost this gives the split whose slowest stage is
         fastest.
         """
-        num_layers, layer_bytes = self._shape.num_layers, self.cost.layer_weight_bytes
+        num_layers, layer_bytes = self._shape.num_layers, self._layer_bytes
         # What a batch takes does not depend on the number of layers, but of models that keep the results of all.
         middle = ModelShare(PIPELINE, len(devices), num_layers, is_first=False, answers=False)
         batch_bytes = [
