@@ -16,9 +16,7 @@ from vectormill.collections.collections import find_generation
 from vectormill.collections.items import delete_items
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.session import make_engine
-from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict, VectormillError
-from vectormill.jobs.item import Item
 from vectormill.jobs.job import INTERACTIVE_PRIORITY, NewJob
 from vectormill.jobs.submission import JobWriter
 from vectormill.models.registry import Registry
@@ -41,7 +39,7 @@ from vectormill.sources.following import (
 from vectormill.sources.opening import read_keys
 from vectormill.sources.reader import SourcePlace
 from vectormill.sources.source import NONE, Source, parse_split
-from vectormill.work.loop import Loop
+from vectormill.work.work import Loop
 
 logger = logging.getLogger(__name__)
 
@@ -177,31 +175,20 @@ def _apply(
         if had - there:
             delete_items(connection, collection.name, had - there)
 
-    if items:
-        _submit(engine, settings, collection.name, spec, items, settle)
-    else:
+    if not items:
         with engine.begin() as connection:
             settle(connection)
-    return not items
-
-
-def _submit(
-    engine: Engine,
-    settings: Settings,
-    collection: str,
-    spec: EncodingSpec,
-    items: list[Item],
-    settle: Callable[[Connection], None],
-) -> None:
+        return True
     # The job is deleted when it has ended, as is that of a put, because there may be one per second.
     new_job = NewJob(
         spec,
-        collection=collection,
+        collection=collection.name,
         priority=INTERACTIVE_PRIORITY,
-        metadata={"changes_of": collection},
+        metadata={"changes_of": collection.name},
         lifetime_seconds=float("inf"),
     )
     with JobWriter(engine, new_job, settings) as writer:
         for item in items:
             writer.add(item)
         writer.finish(lambda connection, _: settle(connection))
+    return False

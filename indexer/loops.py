@@ -20,7 +20,7 @@ from vectormill.objects.output import CLOSING, HeldOutput, claim_output
 from vectormill.objects.parts import close_output, sweep
 from vectormill.objects.reading import read_input
 from vectormill.settings import Settings
-from vectormill.work.loop import Loop, handing_back
+from vectormill.work.work import Loop, handing_back
 
 logger = logging.getLogger(__name__)
 

@@ -32,8 +32,7 @@ from vectormill.runs.run import CANCELLING, Run
 from vectormill.runs.runs import claim_run
 from vectormill.settings import Settings
 from vectormill.sources.reader import Reader
-from vectormill.work.loop import Loop, Stopping, name_owner
-from vectormill.work.work import Lease
+from vectormill.work.work import Lease, Loop, Stopping, name_owner
 from vectormill.workers.workers import beat_indexer
 
 logger = logging.getLogger(__name__)

@@ -51,8 +51,7 @@ from vectormill.runs.runs import REPORT_RUN, abandon_run, end_run, find_run, hol
 from vectormill.settings import Settings
 from vectormill.sources.reader import Reader
 from vectormill.tracing import span
-from vectormill.work.loop import handing_back
-from vectormill.work.work import Lease
+from vectormill.work.work import Lease, handing_back
 
 logger = logging.getLogger(__name__)
 

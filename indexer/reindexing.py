@@ -38,10 +38,10 @@ from vectormill.collections.items import remove_items
 from vectormill.collections.tombstones import hold_deletions_of
 from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.errors import JobNotFound, RunError, SourceFailed
-from vectormill.jobs.deletion import discard_upload
+from vectormill.jobs.deletion import settle_upload
 from vectormill.jobs.dual_writes import add_missing_twins
 from vectormill.jobs.duplicate_keys import DuplicateFinder
-from vectormill.jobs.job import CANCELLED, DEFAULT_PRIORITY, UPLOADING, Job, NewJob
+from vectormill.jobs.job import CANCELLED, DEFAULT_PRIORITY, Job, NewJob
 from vectormill.jobs.jobs import draw_seq, find_job
 from vectormill.jobs.submission import JobWriter
 from vectormill.runs.differences import (
@@ -396,13 +396,9 @@ def find_own_job(context: RunContext, progress: ClaimProgress, job_id: UUID | No
         return None
     with context.engine.begin() as connection:
         progress.save(connection)
-        discard_upload(connection, job_id)
-        try:
-            job = find_job(connection, job_id)
-        except JobNotFound:
-            return None
-        # A job of an earlier reading has another place in the order of writers, and other texts.
-        return job.id if job.state != UPLOADING and job.seq == context.run.seq else None
+        job = settle_upload(connection, job_id)
+    # A job of an earlier reading has another place in the order of writers, and other texts.
+    return job.id if job is not None and job.seq == context.run.seq else None
 
 
 def submit(context: RunContext, progress: ClaimProgress) -> UUID | None:

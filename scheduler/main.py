@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from scheduler.dispatcher import Dispatcher
 from scheduler.index_maintainer import IndexMaintainer
 from scheduler.pruner import Pruner
-from scheduler.reaper import Mender, Reaper
+from scheduler.reaper import Reaper, Recomputer
 from scheduler.webhooks import WebhookSender
 from vectormill.broker.app import make_app
 from vectormill.broker.doorbell import WakeUpSubscriber
@@ -51,7 +51,7 @@ _SENTINEL_SECONDS = 1.0
 _SCHEDULE_SECONDS = 1.0
 _COUNT_SECONDS = 5.0
 _ADD_UP_SECONDS = 0.2
-_MEND_SECONDS = 1.0
+_RECOMPUTE_SECONDS = 1.0
 
 
 class Duty:
@@ -138,7 +138,7 @@ def _serve_term(
             Duty(_SENTINEL_SECONDS, dispatcher.recall_lost_messages),
             Duty(_BEAT_SECONDS, lambda: _beat(engine, dispatcher)),
             Duty(settings.reap_seconds, Reaper(engine, settings).reap),
-            Duty(_MEND_SECONDS, Mender(engine).mend),
+            Duty(_RECOMPUTE_SECONDS, Recomputer(engine).recompute),
             Duty(settings.tend_seconds, IndexMaintainer(engine, settings).tend),
             Duty(_ADD_UP_SECONDS, lambda: add_up_jobs(engine)),
             Duty(_SCHEDULE_SECONDS, lambda: fire_due_schedules(engine)),

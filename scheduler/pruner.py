@@ -35,7 +35,7 @@ from vectormill.jobs.wait_reasons import fail_waiting_chunks, find_stuck_jobs
 from vectormill.runs.runs import prune_runs
 from vectormill.sources.pushes import prune_pushes
 from vectormill.webhooks.webhooks import prune_deliveries
-from vectormill.work.loop import Loop
+from vectormill.work.work import Loop
 from vectormill.workers.proofs import prune_periods
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import Final
 from sqlalchemy import Engine
 
 from vectormill.jobs.chunks import read_clock
-from vectormill.jobs.recomputation import list_computed_chunks, mend_chunk
+from vectormill.jobs.recomputation import list_computed_chunks, recompute_chunk
 from vectormill.jobs.transitions import (
     end_cancelled_jobs,
     end_finished_jobs,
@@ -81,7 +81,7 @@ PAGE_CHUNKS: Final = 10_000
 ROUND_SECONDS: Final = 0.2
 
 
-class Mender:
+class Recomputer:
     """The repairs of one scheduler's term. A new term reads all chunks from the beginning, which is harmless."""
 
     def __init__(self, engine: Engine) -> None:
@@ -90,7 +90,7 @@ class Mender:
         self._after = 0  # the id of the last chunk that was read for the period
         self._num_mended = self._num_suspect = self._num_missed = 0
 
-    def mend(self) -> None:
+    def recompute(self) -> None:
         """Put chunks of a failed period back until all chunks were read, or the time of a round is over."""
         end = time.monotonic() + ROUND_SECONDS
         if self._period is None:
@@ -105,7 +105,9 @@ class Mender:
             last, found = list_computed_chunks(connection, period.id, self._after, PAGE_CHUNKS)
         for chunk_id in found:
             with self._engine.begin() as connection:
-                is_mended = mend_chunk(connection, chunk_id, period.id, f"encoded again: {period.reason}")
+                is_mended = recompute_chunk(
+                    connection, chunk_id, period.id, f"encoded again: {period.reason}"
+                )
             self._num_missed += is_mended is None
             self._num_mended += is_mended is True
             self._num_suspect += is_mended is False

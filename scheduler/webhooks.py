@@ -19,8 +19,7 @@ from vectormill.settings import Settings
 from vectormill.webhooks.posting import Poster, Resolve, resolve
 from vectormill.webhooks.webhook import MAX_ATTEMPTS, Posting, Reply, pause_after
 from vectormill.webhooks.webhooks import claim_deliveries, record_reply
-from vectormill.work.loop import Loop, Stopping, handing_back, name_owner
-from vectormill.work.work import Lease
+from vectormill.work.work import Lease, Loop, Stopping, handing_back, name_owner
 
 logger = logging.getLogger(__name__)
 

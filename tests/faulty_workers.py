@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Engine
 
 from scheduler import reaper
-from scheduler.reaper import Mender
+from scheduler.reaper import Recomputer
 from tests.database import ask, execute
 from tests.protocol import SPEC, register_worker
 from vectormill.workers.proofs import begin_period, fail_period, list_unrepaired_periods, prove_period
@@ -53,10 +53,10 @@ class ProvenWorker:
         return False
 
 
-def mend_pages(engine: Engine, current: Mender, num_pages: int) -> bool:
+def mend_pages(engine: Engine, current: Recomputer, num_pages: int) -> bool:
     """Let a round of the mender's read so many pages of two chunks. Return whether a period is left to be repaired."""
     clock = chain(repeat(0.0, 1 + num_pages), repeat(1.0))
     with patch.object(reaper, "PAGE_CHUNKS", 2), patch.object(reaper, "time") as time:
         time.monotonic.side_effect = lambda: next(clock)
-        current.mend()
+        current.recompute()
     return bool(ask(engine, list_unrepaired_periods))

@@ -17,7 +17,7 @@ from vectormill.jobs.item import Item
 from vectormill.jobs.job import Job
 from vectormill.objects import parts
 from vectormill.objects.output import CLOSING, HeldOutput, claim_output
-from vectormill.work.loop import handing_back
+from vectormill.work.work import handing_back
 from worker.chunk.commit import PostgresSink
 
 

@@ -56,8 +56,7 @@ from vectormill.runs.runs import COUNT_NAMES, RUNS, cancel_run, claim_run, find_
 from vectormill.settings import Settings
 from vectormill.webhooks.webhook import MAX_ATTEMPTS, Posting, Reply
 from vectormill.webhooks.webhooks import DELIVERIES, claim_deliveries, fail_pending, post_test
-from vectormill.work.loop import Stopping, handing_back
-from vectormill.work.work import Work
+from vectormill.work.work import Stopping, Work, handing_back
 from worker.engine.request import EncodeRequest, EngineStopped
 
 # A lease, or an object with the same methods, and the rest of the claim.

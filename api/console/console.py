@@ -21,7 +21,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from api.console import words
+from api.console import formats
 from api.console.history import Histories
 from api.dependencies import Resources, ResourcesDependency
 from api.event_stream import EventStream
@@ -49,22 +49,22 @@ FOR_EVER: Final = "public, max-age=31536000, immutable"
 DIGEST_LETTERS: Final = 12
 
 FILTERS: Final[dict[str, Callable[..., Any]]] = {
-    "count": words.tell_count,
-    "about": words.tell_about,
+    "count": formats.format_count,
+    "about": formats.format_rounded,
     "bytes": describe_bytes,
     "gib": format_gib,
-    "rate": words.tell_rate,
-    "share": words.tell_share,
-    "duration": words.tell_duration,
-    "moment": words.format_moment,
-    "ago": words.tell_ago,
+    "rate": formats.format_rate,
+    "share": formats.format_percent,
+    "duration": formats.format_duration,
+    "moment": formats.format_moment,
+    "ago": formats.format_age,
     "state": lambda state: state.replace("_", " "),
-    "tone": lambda state: words.TONES.get(state, IDLE),
-    "stage": lambda stage: words.STAGE_WORDS.get(stage, stage),
-    "sentence": words.tell_sentence,
+    "tone": lambda state: formats.TONES.get(state, IDLE),
+    "stage": lambda stage: formats.STAGE_WORDS.get(stage, stage),
+    "sentence": formats.mark_code,
     "query": lambda given: urlencode({name: value for name, value in given.items() if value is not None}),
     "json": partial(json.dumps, ensure_ascii=False),
-    "excerpt": words.tell_excerpt,
+    "excerpt": formats.shorten,
     "kind": find_kind,
 }
 

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import numpy as np
 
-from api.console.words import STAGE_WORDS
+from api.console.formats import STAGE_WORDS
 from vectormill.jobs.bottleneck import QUEUE, STAGES, WAIT, find_bottleneck
 from vectormill.jobs.job import Job
 

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator
 from sqlalchemy import Connection
 
 from api.console.console import Console, Page
+from api.console.formats import round_shares
 from api.console.history import (
     BUSY_STAGES,
     Interval,
@@ -21,7 +22,6 @@ from api.console.history import (
     find_runs,
     share_of,
 )
-from api.console.words import round_shares
 from api.cursors import cut_page, decode_cursor
 from api.dependencies import JobId, ResourcesDependency
 from api.problems import Problem
@@ -120,8 +120,16 @@ class JobView:
         return share_of(self.job.num_failed, self.job.num_items)
 
     @property
-    def wishes(self) -> list[Action]:
-        return list_wishes(self.job)
+    def actions(self) -> list[Action]:
+        """Return the actions that the job allows now and that change it, in the order of the buttons."""
+        job = self.job
+        leads_to = JOB_STATE_BY_NAME[job.state].leads_to
+        actions = [action for action in (PAUSE, RESUME) if leads_to.get(action.name, job.state) != job.state]
+        if job.num_failed and RETRY.name in leads_to:
+            actions.append(RETRY)
+        if leads_to.get(CANCEL.name, job.state) != job.state or job.is_left_to_indexer:
+            actions.append(CANCEL)
+        return actions
 
     @property
     def stages(self) -> list[StageRow]:
@@ -166,17 +174,6 @@ class JobView:
     @property
     def results(self) -> str:
         return RESULT_ROUTES[self.job.spec.result]
-
-
-def list_wishes(job: Job) -> list[Action]:
-    """List the actions that the job allows now and that change it, in the order of the buttons."""
-    leads_to = JOB_STATE_BY_NAME[job.state].leads_to
-    wishes = [action for action in (PAUSE, RESUME) if leads_to.get(action.name, job.state) != job.state]
-    if job.num_failed and RETRY.name in leads_to:
-        wishes.append(RETRY)
-    if leads_to.get(CANCEL.name, job.state) != job.state or job.is_left_to_indexer:
-        wishes.append(CANCEL)
-    return wishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +341,7 @@ PAGES: Final = (
         title="Job {job_id!s:.8}",
         template="job.html",
         read=read_job,
-        actions={name: partial(change_job, wish) for name, wish in JOB_CHANGES.items()},
+        actions={name: partial(change_job, change) for name, change in JOB_CHANGES.items()},
         is_last=lambda view: view.job.is_terminal,
     ),
     Page(

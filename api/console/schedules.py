@@ -166,7 +166,7 @@ def describe_schedule(schedule: Schedule, signs: Collection[str]) -> ListedSched
         standing = "failed" if schedule.num_failures else "late"
     else:
         standing = "on_time"
-    return ListedSchedule(schedule, standing, tell_next(schedule), troubles)
+    return ListedSchedule(schedule, standing, describe_next(schedule), troubles)
 
 
 def list_troubles(schedule: Schedule, signs: Collection[str]) -> Iterator[ScheduleProblem]:
@@ -182,7 +182,7 @@ def list_troubles(schedule: Schedule, signs: Collection[str]) -> Iterator[Schedu
             else "no scheduler is running; start `vectormill scheduler`"
         )
         yield ScheduleProblem(
-            f"Due since {tell_minute(schedule.next_due_at)}, but no run was started: {why}.", True
+            f"Due since {format_minute(schedule.next_due_at)}, but no run was started: {why}.", True
         )
     if schedule.last_state == QUEUED:
         why = (
@@ -191,11 +191,11 @@ def list_troubles(schedule: Schedule, signs: Collection[str]) -> Iterator[Schedu
             else "no indexer is running; start `vectormill indexer`"
         )
         yield ScheduleProblem(
-            f"Its run of {tell_minute(schedule.last_run_at)} is waiting: {why}.", not has_indexer
+            f"Its run of {format_minute(schedule.last_run_at)} is waiting: {why}.", not has_indexer
         )
     if schedule.last_state == HELD:
         yield ScheduleProblem(
-            f"Its run of {tell_minute(schedule.last_run_at)} is held because it would change more "
+            f"Its run of {format_minute(schedule.last_run_at)} is held because it would change more "
             "than is allowed without confirmation; confirm or cancel it.",
             True,
         )
@@ -204,32 +204,32 @@ def list_troubles(schedule: Schedule, signs: Collection[str]) -> Iterator[Schedu
     if schedule.num_failures:
         times = "once" if schedule.num_failures == 1 else f"{schedule.num_failures:,} times"
         yield ScheduleProblem(
-            f"Failed {times} since its last success.{tell_error(schedule.last_error)}", True
+            f"Failed {times} since its last success.{describe_error(schedule.last_error)}", True
         )
     elif schedule.num_skipped:
         times = "one due time" if schedule.num_skipped == 1 else f"{schedule.num_skipped:,} due times"
         yield ScheduleProblem(
-            f"Skipped {times} since its last success.{tell_error(schedule.last_error)}", False
+            f"Skipped {times} since its last success.{describe_error(schedule.last_error)}", False
         )
     if schedule.paused_at is not None:
         yield ScheduleProblem(
-            f"Paused since {tell_minute(schedule.paused_at)}: due times pass without a run.", False
+            f"Paused since {format_minute(schedule.paused_at)}: due times pass without a run.", False
         )
 
 
-def tell_next(schedule: Schedule) -> str | None:
+def describe_next(schedule: Schedule) -> str | None:
     if schedule.paused_at is not None or schedule.next_due_at is None:
         return None
     try:
         local = schedule.next_due_at.astimezone(find_timezone(schedule.timezone))
     except InvalidOption:  # this machine's tz database lacks the zone
-        return tell_minute(schedule.next_due_at)
+        return format_minute(schedule.next_due_at)
     return f"{local:%Y-%m-%d %H:%M} {schedule.timezone}"
 
 
-def tell_minute(moment: datetime | None) -> str:
+def format_minute(moment: datetime | None) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if moment else "an unknown time"
 
 
-def tell_error(error: str | None) -> str:
+def describe_error(error: str | None) -> str:
     return f" {error.rstrip('.')}." if error else ""

@@ -243,12 +243,12 @@ def read_objects(wanted: InputBody, new_job: NewJob, resources: Resources, intak
     """Create the job of some objects, or leave them to an indexer if they take too long or need another disk."""
     until = time.monotonic() + READING_SECONDS
 
-    def keep() -> None:
+    def check() -> None:
         if time.monotonic() >= until:
             raise OutOfTime
 
     admit = partial(admit_job, new_job, intake)
-    with JobWriter(resources.engine, new_job, resources.settings, admit=admit, keep=keep) as writer:
+    with JobWriter(resources.engine, new_job, resources.settings, admit=admit, check=check) as writer:
         try:
             add_objects(writer, wanted, new_job.spec, resources.settings, intake.take_items)
             made = writer.finish_with(make_job_body)
@@ -264,13 +264,13 @@ def quote_objects(wanted: InputBody, new_job: NewJob, resources: Resources, inta
     with DryRunWriter(resources.engine, new_job, settings, resources.registry, admit) as trial:
         until = time.monotonic() + READING_SECONDS
 
-        def keep() -> None:
+        def check() -> None:
             if time.monotonic() >= until:
                 raise InvalidOption(
                     f"Listing the objects takes longer than {READING_SECONDS:g} s. Quote a part of them."
                 )
 
-        found = list(find_inputs(wanted, settings, keep))
+        found = list(find_inputs(wanted, settings, check))
         if sum(each.num_bytes for each in found) <= WHOLE_BYTES:
             sample_whole(found, wanted, new_job.spec, settings, trial, until, intake.take_items)
         else:

@@ -90,11 +90,11 @@ def get_job(connection: Connection, job_id: JobId) -> JobBody:
     return make_job_body(connection, find_job(connection, job_id))
 
 
-def change_job(wish: JobChange, resources: Resources, job_id: UUID) -> JobBody:
+def change_job(change: JobChange, resources: Resources, job_id: UUID) -> JobBody:
     """Apply a change that a client requests to the job and its twins, and return the changed job."""
     with resources.engine.begin() as connection:
-        body = make_job_body(connection, wish(connection, job_id))
-    change_twins(resources.engine, wish, job_id)
+        body = make_job_body(connection, change(connection, job_id))
+    change_twins(resources.engine, change, job_id)
     return body
 
 

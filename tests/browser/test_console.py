@@ -320,7 +320,7 @@ def test_buttons_pause_resume_and_cancel_by_keyboard_and_focus_stays(site: Site,
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator(".headline .state")).to_have_text("cancelled", timeout=PATIENCE)
     assert "Vectors already committed are kept" in questions[0]
-    expect(page.locator(".wishes button")).to_have_count(0)
+    expect(page.locator(".actions button")).to_have_count(0)
 
 
 def test_failed_texts_are_told_with_their_keys_and_tried_again(site: Site, page: Page) -> None:

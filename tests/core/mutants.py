@@ -533,7 +533,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "leased work that met an error waits for its lease",
-        "vectormill/work/loop.py",
+        "vectormill/work/work.py",
         "lease.hand_back(connection, pause_seconds=pause, is_counted=True, error=reason)",
         "pass",
     ),

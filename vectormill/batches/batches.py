@@ -45,8 +45,7 @@ from vectormill.jobs.job import RECEIVED_JOB_STATES
 from vectormill.jobs.jobs import cancel_job
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
-from vectormill.work.loop import Held
-from vectormill.work.work import Lease, Work, claim
+from vectormill.work.work import Held, Lease, Work, claim
 
 BATCHES: Final = Work(
     table="vectormill.request_batches",
@@ -117,7 +116,16 @@ def create_batch(connection: Connection, new: NewRequestBatch) -> RequestBatch:
     InvalidOption.
     """
     window_seconds = parse_window(new.completion_window)
-    content = describe_content(new)
+    metadata = sorted((new.metadata or {}).items())
+    content = to_jsonb(
+        [
+            new.endpoint,
+            new.input_file_id.hex,
+            new.completion_window,
+            metadata,
+            new.output_lifetime_seconds,
+        ]
+    )
     content_hash = hashlib.blake2b(content.encode(), digest_size=16).digest()
     connection.execute(TAKE_TURN, {"content": new.idempotency_key or content})
     known = _find_known(connection, new.idempotency_key, content_hash)
@@ -145,20 +153,6 @@ def create_batch(connection: Connection, new: NewRequestBatch) -> RequestBatch:
         },
     )
     return find_batch(connection, batch_id)
-
-
-def describe_content(new: NewRequestBatch) -> str:
-    """Return a text that is equal for two requests if all their fields but the Idempotency-Key are equal."""
-    metadata = sorted((new.metadata or {}).items())
-    return to_jsonb(
-        [
-            new.endpoint,
-            new.input_file_id.hex,
-            new.completion_window,
-            metadata,
-            new.output_lifetime_seconds,
-        ]
-    )
 
 
 def _find_known(connection: Connection, idempotency_key: str | None, content_hash: bytes) -> UUID | None:

@@ -417,7 +417,13 @@ def parse_line(line: bytes, endpoint: str, max_key_bytes: int) -> RequestLine:
     except _ERRORS as error:
         raise _describe(error, "the line", find_custom_id(line)) from error
     custom_id = envelope.custom_id
-    _check_custom_id(custom_id, max_key_bytes - KEY_ROOM)
+    max_bytes = max_key_bytes - KEY_ROOM
+    if "\0" in custom_id or not 0 < len(custom_id.encode()) <= max_bytes:
+        raise RefusedLine(
+            "invalid_custom_id",
+            f"custom_id must have 1 to {max_bytes} bytes and no NUL character.",
+            param="custom_id",
+        )
     if envelope.method != "POST":
         raise RefusedLine(
             "invalid_method",
@@ -440,15 +446,6 @@ def parse_line(line: bytes, endpoint: str, max_key_bytes: int) -> RequestLine:
     except _ERRORS as error:
         raise _describe(error, "body", custom_id) from error
     return RequestLine(custom_id, encoding, texts, facts)
-
-
-def _check_custom_id(custom_id: str, max_bytes: int) -> None:
-    if "\0" in custom_id or not 0 < len(custom_id.encode()) <= max_bytes:
-        raise RefusedLine(
-            "invalid_custom_id",
-            f"custom_id must have 1 to {max_bytes} bytes and no NUL character.",
-            param="custom_id",
-        )
 
 
 def _describe(error: Exception, subject: str, custom_id: str | None) -> RefusedLine:

@@ -6,7 +6,6 @@ queues it, which also sets the batch in progress.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 from uuid import UUID, uuid4
 
@@ -56,14 +55,13 @@ from vectormill.batches.request_batch import (
     name_file,
 )
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import InvalidOption, JobNotFound, ModelError, RequestFileNotFound, UnknownModel
+from vectormill.domain.errors import InvalidOption, ModelError, RequestFileNotFound, UnknownModel
 from vectormill.domain.task import REPRESENTATIONS
-from vectormill.jobs.deletion import discard_upload
+from vectormill.jobs.deletion import discard_upload, settle_upload
 from vectormill.jobs.duplicate_keys import DuplicateFinder
 from vectormill.jobs.item import Items
 from vectormill.jobs.job import CANCELLED as JOB_CANCELLED
-from vectormill.jobs.job import UPLOADING, Job, NewJob
-from vectormill.jobs.jobs import find_job
+from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.submission import JobWriter
 from vectormill.rows.decoding import number_lines
 
@@ -287,17 +285,13 @@ class Validation:
 DAY_SECONDS: Final = 86400.0
 
 
-@dataclass(slots=True)
-class _Tally:
-    num_completed: int = 0
-    num_failed: int = 0
-    output_bytes: int = 0
-
-
 def finalize(held: HeldBatch) -> None:
     """Make the files of a batch whose job has ended, and end the batch. Raise LeaseLost and Stopping."""
     batch = held.batch
-    job = find_written_job(held, batch)
+    job = None
+    if batch.job_id is not None:
+        with held.engine.begin() as connection:
+            job = settle_upload(connection, batch.job_id)
     if job is not None:
         write_answers(held, job)
     elif batch.state == CANCELLING:  # cancelled before its job was queued
@@ -309,19 +303,6 @@ def finalize(held: HeldBatch) -> None:
         )
         with held.engine.begin() as connection:
             fail_batch(connection, held.lease, [fault], batch.num_lines)
-
-
-def find_written_job(held: HeldBatch, batch: RequestBatch) -> Job | None:
-    """Return the batch's job, or None if it was never completely submitted; remove an incomplete upload."""
-    if batch.job_id is None:
-        return None
-    with held.engine.begin() as connection:
-        discard_upload(connection, batch.job_id)
-        try:
-            job = find_job(connection, batch.job_id)
-        except JobNotFound:
-            return None
-    return None if job.state == UPLOADING else job
 
 
 def choose_end(batch: RequestBatch, job: Job) -> str:
@@ -337,44 +318,39 @@ def write_answers(held: HeldBatch, job: Job) -> None:
     """Count the lines, write the error file, and end the batch in the last transaction."""
     batch, end_state = held.batch, choose_end(held.batch, job)
     lines = AnswerWriter(batch, job.spec, end_state)
-    tally = _Tally()
+    num_completed = num_failed = output_bytes = 0
     with FileWriter(held.engine) as errors:
         for number, line in enumerate(merge_lines(held.engine, batch, job.id)):
             if number % LINES_BETWEEN_LOOKS == 0:
                 held.keep()
             if isinstance(line, Refusal):
                 errors.add(lines.write_refusal(line))
-                tally.num_failed += 1
+                num_failed += 1
             elif line.is_answered:
-                tally.output_bytes += len(lines.write_answer(line))
-                tally.num_completed += 1
+                output_bytes += len(lines.write_answer(line))
+                num_completed += 1
             else:
                 errors.add(lines.write_failure(line))
-                tally.num_failed += 1
-        _end(held, job, errors, tally, end_state)
-
-
-def _end(held: HeldBatch, job: Job, errors: FileWriter, tally: _Tally, end_state: str) -> None:
-    batch = held.batch
-    lifetime = batch.output_lifetime_seconds or held.settings.file_retention_days * DAY_SECONDS
-    output_file_id: UUID | None = uuid4() if tally.num_completed else None
-    error_file_id = errors.id if tally.num_failed else None
-    with held.engine.begin() as connection:
-        held.lease.keep(connection)
-        if output_file_id is not None:
-            add_output(connection, batch, output_file_id, tally.output_bytes, lifetime)
-        if error_file_id is not None:
-            errors.finish_in(connection, BATCH_OUTPUT, f"{batch.name}_error.jsonl", lifetime)
-        end_batch(
-            connection,
-            held.lease,
-            end_state,
-            num_completed=tally.num_completed,
-            num_failed=tally.num_failed,
-            num_tokens=job.num_tokens,
-            output_file_id=output_file_id,
-            error_file_id=error_file_id,
-        )
+                num_failed += 1
+        lifetime = batch.output_lifetime_seconds or held.settings.file_retention_days * DAY_SECONDS
+        output_file_id = uuid4() if num_completed else None
+        error_file_id = errors.id if num_failed else None
+        with held.engine.begin() as connection:
+            held.lease.keep(connection)
+            if output_file_id is not None:
+                add_output(connection, batch, output_file_id, output_bytes, lifetime)
+            if error_file_id is not None:
+                errors.finish_in(connection, BATCH_OUTPUT, f"{batch.name}_error.jsonl", lifetime)
+            end_batch(
+                connection,
+                held.lease,
+                end_state,
+                num_completed=num_completed,
+                num_failed=num_failed,
+                num_tokens=job.num_tokens,
+                output_file_id=output_file_id,
+                error_file_id=error_file_id,
+            )
 
 
 def merge_lines(engine: Engine, batch: RequestBatch, job_id: UUID) -> Iterator[AnsweredLine | Refusal]:

@@ -213,7 +213,7 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
             }
             connection.execute(REPLACE_OWN, values)
         start = stop
-    move_truncations(connection, claim.chunk_id)
+    connection.execute(MOVE_TRUNCATIONS, {"chunk_id": claim.chunk_id})
     connection.execute(DELETE_CONTENT, {"chunk_id": claim.chunk_id})
 
 
@@ -267,6 +267,7 @@ def add_truncations(connection: Connection, chunk_id: int, items: Sequence[int])
         connection.execute(ADD_TRUNCATIONS, {"chunk_id": chunk_id, "items": sorted(items)})
 
 
+# The records of a split chunk become those of its two halves.
 MOVE_TRUNCATIONS = text("""
     WITH moved AS (
         DELETE FROM vectormill.chunk_truncations WHERE chunk_id = :chunk_id RETURNING items
@@ -279,11 +280,6 @@ MOVE_TRUNCATIONS = text("""
        AND parent.first_item + item BETWEEN child.first_item AND child.first_item + child.num_items - 1
      GROUP BY child.id
 """)
-
-
-def move_truncations(connection: Connection, chunk_id: int) -> None:
-    """Assign the records of truncated items of a split chunk to its two halves."""
-    connection.execute(MOVE_TRUNCATIONS, {"chunk_id": chunk_id})
 
 
 # The page starts at the chunk that contains the item after `after`, which has the largest first_item not

@@ -9,10 +9,10 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
-from vectormill.domain.errors import WrongJobState
+from vectormill.domain.errors import JobNotFound, WrongJobState
 from vectormill.jobs.dual_writes import OWES_TWIN
-from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, state_after_delete
-from vectormill.jobs.jobs import lock_job
+from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, UPLOADING, Job, state_after_delete
+from vectormill.jobs.jobs import find_job, lock_job
 from vectormill.objects.output import CLOSING, DUE_OUTPUT_STATES, ENDED
 from vectormill.runs.run import OPEN_RUN_STATES
 from vectormill.workers.proofs import IS_UNPROVEN
@@ -62,18 +62,21 @@ def discard_upload(connection: Connection, job_id: UUID) -> None:
     connection.execute(DISCARD_UPLOAD, {"job_id": job_id})
 
 
+def settle_upload(connection: Connection, job_id: UUID) -> Job | None:
+    """Return the job if an earlier attempt has submitted all of it; else remove what it has written."""
+    discard_upload(connection, job_id)
+    try:
+        job = find_job(connection, job_id)
+    except JobNotFound:
+        return None
+    return None if job.state == UPLOADING else job
+
+
+# This frees the Idempotency-Key of an upload whose client has been silent for too long.
 DISCARD_SILENT_UPLOAD = text(f"""
     {_DISCARD_UPLOAD}
      WHERE idempotency_key = :key AND {_IS_UPLOAD} AND updated_at < now() - make_interval(secs => :timeout)
 """)
-
-
-def discard_silent_upload(connection: Connection, key: str, timeout_seconds: float) -> None:
-    """Remove the upload with this Idempotency-Key if its client has been silent for too long.
-
-    This frees the key.
-    """
-    connection.execute(DISCARD_SILENT_UPLOAD, {"key": key, "timeout": timeout_seconds})
 
 
 DISCARD_STALE_UPLOADS = text(f"""
@@ -150,7 +153,8 @@ def discard_ended_puts(
 
 
 # The row is locked until the batch is done, so that two pruners never work on one job. Unlike elsewhere the
-# job is locked before its chunks, so a chunk that somebody else holds, such as the mender, is left to a later batch.
+# job is locked before its chunks, so a chunk that somebody else holds, such as the recomputation, is left to a later
+# batch.
 FIND_DISCARDED_JOB = text("""
     SELECT id, seq FROM vectormill.jobs WHERE state = 'deleting' AND seq > :after_seq
      ORDER BY seq LIMIT 1 FOR UPDATE SKIP LOCKED

@@ -62,19 +62,19 @@ class DuplicateFinder:
     def find_duplicate(
         self,
         read_key: Callable[[int], str | None] = lambda _: None,
-        keep: Callable[[], object] = lambda: None,
+        check: Callable[[], object] = lambda: None,
     ) -> tuple[int, int] | None:
         """Return the positions of the first key that an earlier one equals, the earlier one first, or None.
 
         `read_key` returns the key at a position, and is called only for keys with equal hashes; without it such
-        keys are taken for equal. `keep` is called about twice for every million keys. Memory is bounded, however
+        keys are taken for equal. `check` is called about twice for every million keys. Memory is bounded, however
         often a key occurs: behind the first run with a duplicate none is looked for.
         """
         first: tuple[int, int] | None = None
 
         def is_unique(rows: _Rows) -> bool:
             nonlocal first
-            keep()
+            check()
             first = _find_first(rows, read_key, first)
             return first is None
 

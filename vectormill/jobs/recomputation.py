@@ -81,7 +81,7 @@ FORGET_PERIODS = text("""
 MARK_SUSPECT = text("UPDATE vectormill.chunks SET is_suspect = true WHERE id = :chunk_id")
 
 
-def mend_chunk(connection: Connection, chunk_id: int, period: int, reason: str) -> bool | None:
+def recompute_chunk(connection: Connection, chunk_id: int, period: int, reason: str) -> bool | None:
     """Let all items of a chunk be encoded again, and its job be open, if one was computed in this period.
 
     Items that failed for what they are stay as they are, and so do those whose text was deleted since. The rows keep

@@ -30,7 +30,7 @@ from vectormill.domain.errors import (
     SubmissionInProgress,
 )
 from vectormill.jobs.chunk_cutter import ChunkCutter
-from vectormill.jobs.deletion import discard_silent_upload, discard_upload
+from vectormill.jobs.deletion import DISCARD_SILENT_UPLOAD, discard_upload
 from vectormill.jobs.dual_writes import add_twin
 from vectormill.jobs.duplicate_keys import DuplicateFinder, refuse_full_disk
 from vectormill.jobs.item import Item, Items
@@ -85,22 +85,22 @@ class JobWriter:
         clock: Callable[[], float] = time.monotonic,
         hold: Callable[[Connection], object] = lambda _: None,
         admit: Callable[[Connection], object] = lambda _: None,
-        keep: Callable[[], object] = lambda: None,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
-        """Prepare to write a job. `clock`, `hold` and `keep` are those of an Upload.
+        """Prepare to write a job. `clock`, `hold` and `check` are those of an Upload.
 
         `admit` is called in the transaction of the first checks, unless an earlier request has made the job; an
         exception from it refuses the job.
         """
         self.num_compared = 0
-        self.keep = keep
+        self.check = check
         self.existing: UUID | None = None
         self._existing_hash: bytes | None = None
         self._engine = engine
         self._settings = settings
         self._admit = admit
         self._cutter = ChunkCutter(new_job.spec, settings)
-        self._upload = Upload(engine, new_job, clock, hold, keep)
+        self._upload = Upload(engine, new_job, clock, hold, check)
         self._is_finished = False
         self._place: OutputPlace | None = None
         self._keys = DuplicateFinder()
@@ -135,7 +135,7 @@ class JobWriter:
         timeout = min(_YIELD_SECONDS, self._settings.upload_timeout_seconds)
         bare_key = bare_idempotency_key(key)
         for kept in {key, bare_key}:
-            discard_silent_upload(connection, kept, timeout)
+            connection.execute(DISCARD_SILENT_UPLOAD, {"key": kept, "timeout": timeout})
         values = {"key": key, "bare_key": bare_key}
         row = connection.execute(FIND_BY_IDEMPOTENCY_KEY, values).one_or_none()
         if row is None:

@@ -47,8 +47,8 @@ _REPLACED: Final = """proof_id = CAST(:proof_id AS bigint), is_faulty = NULL,
        earlier_proofs = CASE WHEN is_faulty THEN NULL ELSE earlier_proofs END"""
 # `is_suspect` of a faulty chunk is false instead of NULL if some of the items that it encodes again had no vector.
 _DOUBTED: Final = "is_suspect = is_suspect OR is_faulty"
-# The items to be encoded: those that a retry or a mend asks for, and in an open chunk also those that wait. NULL means
-# all items.
+# The items to be encoded: those that a retry or a recomputation asks for, and in an open chunk also those that wait.
+# NULL means all items.
 _WANT_MORE: Final = f"""only_items = CASE
            WHEN found.state IN {OPEN_CHUNK_STATES} AND chunk.only_items IS NULL THEN NULL
            ELSE (SELECT array_agg(DISTINCT item ORDER BY item)
@@ -170,7 +170,7 @@ RETRY: Final = Transition(
     PENDING,
     f"{_FREE}, {_AGAIN}, error = NULL, {_KEEP_PERIOD}, is_suspect = is_suspect AND is_faulty IS NULL, {_WANT_MORE}",
 )
-MEND: Final = Transition(
+RECOMPUTE: Final = Transition(
     "A proof fails that one of its vectors or item errors needs",
     States((*OPEN_CHUNK_STATES, DONE, FAILED)),
     PENDING,
@@ -179,7 +179,7 @@ MEND: Final = Transition(
     is_retried="true",
 )
 TRANSITIONS: Final = (
-    DISPATCH, CLAIM, RECALL, RELEASE, LAPSE, ORPHAN, COMMIT, REFUSE, ABANDON, DIVIDE, CANCEL, RETRY, MEND,
+    DISPATCH, CLAIM, RECALL, RELEASE, LAPSE, ORPHAN, COMMIT, REFUSE, ABANDON, DIVIDE, CANCEL, RETRY, RECOMPUTE,
 )  # fmt: skip
 
 
@@ -358,8 +358,8 @@ RETRY_FAILED_ITEMS: Final = _change(
 )
 # `num_ended` is the number of these items that were counted as done or failed until now.
 REOPEN_CHUNK: Final = _change(
-    MEND,
-    f"FROM vectormill.chunks AS chunk WHERE id = :chunk_id AND {MEND.is_due}",
+    RECOMPUTE,
+    f"FROM vectormill.chunks AS chunk WHERE id = :chunk_id AND {RECOMPUTE.is_due}",
     before="""removed AS (
         DELETE FROM vectormill.item_errors WHERE job_id = :job_id
            AND item IN (SELECT :first_item + unnest(CAST(:items AS bigint[]))) RETURNING item

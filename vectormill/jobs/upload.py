@@ -94,7 +94,7 @@ def find_written(connection: Connection, job_id: UUID) -> Written | None:
 class Upload:
     """The written parts of one job.
 
-    `hold` is called first in every transaction; an exception from it rolls the transaction back. `keep` is called
+    `hold` is called first in every transaction; an exception from it rolls the transaction back. `check` is called
     often, between transactions; an exception from it ends the writing. `collection` is the one whose texts the parts
     bring. Methods raise UploadRemoved if the upload was removed meanwhile.
     """
@@ -105,13 +105,13 @@ class Upload:
         new_job: NewJob,
         clock: Callable[[], float],
         hold: Callable[[Connection], object],
-        keep: Callable[[], object],
+        check: Callable[[], object],
     ) -> None:
         self.id: UUID = new_job.id or uuid4()
         self.job = new_job
         self.collection = new_job.collection
         self.is_inserted = new_job.is_accepted
-        self.keep = keep
+        self.check = check
         self._engine = engine
         self._clock = clock
         self._hold = hold
@@ -131,7 +131,7 @@ class Upload:
 
     def write_if_due(self) -> None:
         """Write a part if enough chunks wait, or if the last one was written too long ago."""
-        self.keep()
+        self.check()
         if self._part_share >= 1 or (self.is_inserted and self._clock() >= self._part_due):
             with self._engine.begin() as connection:
                 self.write(connection)

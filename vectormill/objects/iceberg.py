@@ -88,10 +88,10 @@ def _open_table(catalog: "Catalog", name: str, schema: "pyarrow.Schema") -> "Tab
     return table
 
 
-def add_parts(url: str, job_id: UUID, paths: Iterable[str], keep: Callable[[], None]) -> int:
+def add_parts(url: str, job_id: UUID, paths: Iterable[str], check: Callable[[], None]) -> int:
     """Add the parts that no snapshot of the job has added yet in one snapshot, and return their number.
 
-    `keep` is called between the files, and ends the work by raising. Raise SpecMismatch if the table does not fit
+    `check` is called between the files, and ends the work by raising. Raise SpecMismatch if the table does not fit
     any more, and StorageUnavailable.
     """
     with _open_catalog(url) as (catalog, name):
@@ -112,7 +112,7 @@ def add_parts(url: str, job_id: UUID, paths: Iterable[str], keep: Callable[[], N
         files = []
         with ThreadPoolExecutor(NUM_READERS) as pool:
             for file in pool.map(read, new):
-                keep()
+                check()
                 files.append(file)
         # If another commit came first, it may have been one of the same job, so its parts have to be looked for again.
         # By default pyiceberg would repeat this one on top of it.

@@ -14,8 +14,7 @@ from sqlalchemy import Connection, text
 from vectormill.domain.states import States
 from vectormill.jobs.operations import InputBody
 from vectormill.settings import Settings
-from vectormill.work.loop import Held
-from vectormill.work.work import Lease, Work, claim
+from vectormill.work.work import Held, Lease, Work, claim
 
 WAITING: Final = "waiting"
 READING: Final = "reading"

@@ -19,8 +19,7 @@ from vectormill.files.roots import NOWHERE, Roots
 from vectormill.objects.iceberg import SCHEME, prepare_table
 from vectormill.objects.store import delete_object, list_folder, write_object
 from vectormill.settings import Settings
-from vectormill.work.loop import Held
-from vectormill.work.work import Lease, Work, claim
+from vectormill.work.work import Held, Lease, Work, claim
 
 OPEN: Final = "open"
 ENDED: Final = "ended"

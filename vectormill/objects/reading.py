@@ -178,11 +178,11 @@ logger = logging.getLogger(__name__)
 
 
 def find_inputs(
-    wanted: InputBody, settings: Settings, keep: Callable[[], object] = lambda: None
+    wanted: InputBody, settings: Settings, check: Callable[[], object] = lambda: None
 ) -> Iterator[StoredObject]:
     """Yield the objects of all URLs, each once, in the order of the URLs and then of names.
 
-    `keep` is called between two requests to the store, and may raise. Raise InvalidOption for a URL that matches
+    `check` is called between two requests to the store, and may raise. Raise InvalidOption for a URL that matches
     nothing or lies outside of VECTORMILL_SOURCE_ROOT, and StorageUnavailable.
     """
     urls, roots = [normalize(written) for written in wanted.urls], Roots.of(settings, "source_root")
@@ -191,7 +191,7 @@ def find_inputs(
     for place, url in enumerate(urls):
         num_found = 0
         try:
-            for found in find_objects(url, roots, keep):
+            for found in find_objects(url, roots, check):
                 num_found += 1
                 if not any(matches(earlier, found.url) for earlier in urls[:place]):
                     yield found
@@ -224,13 +224,13 @@ def add_objects(
         return
     estimate = TokenEstimate(spec)
     limits = ChunkLimits(settings.chunk_max_items, settings.chunk_max_bytes, settings.max_line_bytes)
-    for each in find_inputs(wanted, settings, writer.keep) if found is None else found:
-        writer.keep()
+    for each in find_inputs(wanted, settings, writer.check) if found is None else found:
+        writer.check()
         if last is not None and each.url != last.url:
             continue
         format = choose_format(each, wanted.format)
         for cut in cut_object(each, format, columns, estimate, limits):
-            writer.keep()
+            writer.check()
             begin = 0 if last is None else _count_passed(cut.reference, last)
             for start, stop in _divide(cut, writer, limits, begin):
                 take_items(stop - start)
@@ -364,7 +364,7 @@ def _queue_job(held: HeldInput) -> None:
         new_job,
         settings,
         hold=lambda connection: lease.keep(connection, KEEP_INPUT, **count()),
-        keep=held.keep,
+        check=held.keep,
     )
     with writer:
         if written is not None:

@@ -138,11 +138,11 @@ def matches(pattern: str, url: str) -> bool:
 
 
 def find_objects(
-    pattern: str, roots: Roots, keep: Callable[[], object] = lambda: None
+    pattern: str, roots: Roots, check: Callable[[], object] = lambda: None
 ) -> Iterator[StoredObject]:
     """Yield the objects that a URL with wildcards matches, in order of name: `*` and `?` within a folder, `**` across.
 
-    A URL without wildcards is that of one object. Folders that no match can lie in are passed over. `keep` is called
+    A URL without wildcards is that of one object. Folders that no match can lie in are passed over. `check` is called
     between two requests to the store, and may raise. Raise ObjectChanged if the one object does not exist.
     """
     first = min((pattern.find(mark) for mark in WILD if mark in pattern), default=-1)
@@ -163,14 +163,14 @@ def find_objects(
 
     folder = pattern[: pattern.rindex("/", 0, first)]
     listed = _list_in_turn if folder.startswith(("s3://", "gs://")) else _list_by_folder
-    for each in listed(folder, may_lead, keep):
+    for each in listed(folder, may_lead, check):
         if matches(pattern, each.url):
             # What a link leads to is described as what is opened, beneath the roots.
             yield describe_object(each.url, roots) if each.url.startswith(LOCAL) else each
 
 
 def _list_in_turn(
-    folder: str, may_lead: Callable[[str], bool], keep: Callable[[], object]
+    folder: str, may_lead: Callable[[str], bool], check: Callable[[], object]
 ) -> Iterator[StoredObject]:
     """Yield the objects below a folder of a store that lists them in order of name, some in memory at a time.
 
@@ -181,7 +181,7 @@ def _list_in_turn(
     while True:
         last = begin
         for page in _list_pages(folder, begin.split("/", 3)[3] if begin else None):
-            keep()
+            check()
             names = [last, *(each.url for each in page)]
             last, has_order = names[-1], has_order and all(map(lt, names, names[1:]))
             yield from (each for each in page if each.url > begin)
@@ -195,12 +195,12 @@ def _list_in_turn(
 
 
 def _list_by_folder(
-    folder: str, may_lead: Callable[[str], bool], keep: Callable[[], object]
+    folder: str, may_lead: Callable[[str], bool], check: Callable[[], object]
 ) -> Iterator[StoredObject]:
     """Yield the objects below a folder in order of name, listing each folder by itself; its objects are in memory."""
     import obstore
 
-    keep()
+    check()
     listed: Any = {"objects": (), "common_prefixes": ()}
     with _located(folder) as (store, path), suppress(FileNotFoundError):
         listed = obstore.list_with_delimiter(store, path or None)
@@ -210,7 +210,7 @@ def _list_by_folder(
         if name in found:
             yield _describe(name, found[name])
         elif may_lead(name.rstrip("/")):
-            yield from _list_by_folder(name.rstrip("/"), may_lead, keep)
+            yield from _list_by_folder(name.rstrip("/"), may_lead, check)
 
 
 def list_folder(folder: str, roots: Roots) -> Iterator[StoredObject]:

@@ -61,7 +61,7 @@ class DryRunWriter:
     def add_content(self, content: bytes) -> None:
         """Ignore what only a repeated request is compared by."""
 
-    def keep(self) -> None:
+    def check(self) -> None:
         """Do nothing: there is no upload that could be taken for an abandoned one."""
 
     def compare_keys(self) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, text
 
-from scheduler.reaper import Mender
+from scheduler.reaper import Recomputer
 from tests.chunk_work import encode_all, encode_as
 from tests.faulty_engine import MakeEngine, encode
 from tests.models import DEVICE
@@ -127,7 +127,7 @@ def test_a_flipped_bit_in_the_weights_is_found_and_what_came_after_the_last_good
     with pytest.raises(EngineStopped, match="faulty"):
         prover.read_period()
     sound = [read(engine, job.id) for job in jobs[:2]]
-    Mender(engine).mend()
+    Recomputer(engine).recompute()
     states = []
     with engine.connect() as connection:
         for job in jobs:

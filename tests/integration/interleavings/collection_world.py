@@ -56,8 +56,7 @@ from vectormill.runs.run import REINDEX
 from vectormill.runs.runs import cancel_run, claim_run, create_run
 from vectormill.settings import Settings
 from vectormill.sources.reader import Reader
-from vectormill.work.loop import Stopping, handing_back
-from vectormill.work.work import Lease
+from vectormill.work.work import Lease, Stopping, handing_back
 from worker.chunk.commit import PostgresSink
 
 NAMES = "abcd"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, text
 
-from scheduler.reaper import Mender
+from scheduler.reaper import Recomputer
 from tests.api_server import api_client
 from tests.building import build
 from tests.database import ask, execute, load_payload
@@ -78,7 +78,7 @@ def encode(engine: Engine, job: Job, periods: Sequence[int | None]) -> Job:
 
 def fail_and_mend(engine: Engine, period: int) -> None:
     ask(engine, fail_period, period, REASON)
-    Mender(engine).mend()
+    Recomputer(engine).recompute()
 
 
 def damage(engine: Engine, table: str, where: str = "true") -> None:
@@ -109,7 +109,7 @@ def test_exactly_the_chunks_of_the_failed_period_are_encoded_again_and_their_job
     blocks = list(read_results(engine, job.id))
     vectors = np.concatenate([block.results for block in blocks])
     assert np.allclose(vectors, [vector_of(item.text) for item in make_items(16)])
-    Mender(engine).mend()
+    Recomputer(engine).recompute()
     assert ask(engine, find_job, job.id).state == "completed", "the period was repaired once"
     check_open_job_counts(engine)
 
@@ -145,7 +145,7 @@ def test_a_worker_that_may_still_commit_is_waited_for(engine: Engine) -> None:
     fail_and_mend(engine, failed)
     assert ask(engine, find_job, job.id).state == "completed"
     execute(engine, "DELETE FROM vectormill.workers WHERE name = 'w'")
-    Mender(engine).mend()
+    Recomputer(engine).recompute()
     assert ask(engine, find_job, job.id).state == "queued"
 
 
@@ -388,14 +388,14 @@ def test_a_chunk_that_a_worker_gives_up_leaves_no_faulty_row(engine: Engine, per
 @pytest.mark.parametrize("held", ["jobs", "chunks"])
 def test_the_mender_waits_for_nobody_and_looks_again(engine: Engine, periods: list[int], held: str) -> None:
     job = encode(engine, submit(engine, make_items(4)), [periods[1]])
-    mender = Mender(engine)
+    recomputer = Recomputer(engine)
     with engine.begin() as holding:
         holding.execute(text("SET LOCAL statement_timeout = '30s'"))
         holding.execute(text(f"SELECT FROM vectormill.{held} FOR NO KEY UPDATE"))
         ask(engine, fail_period, periods[1], REASON)
-        mender.mend()
+        recomputer.recompute()
         assert ask(engine, find_job, job.id).state == "completed"
-    mender.mend()
+    recomputer.recompute()
     assert ask(engine, find_job, job.id).state == "queued"
 
 
@@ -561,7 +561,7 @@ def test_periods_go_after_the_retention_but_those_of_running_workers_and_those_t
         assert prune_periods(connection, -1) == 2
         left = connection.execute(text("SELECT id FROM vectormill.proofs ORDER BY id")).scalars().all()
     assert left == [failed, current], "the proven one and that of a worker that is gone"
-    Mender(engine).mend()
+    Recomputer(engine).recompute()
     assert ask(engine, prune_periods, -1) == 1
     assert proven < failed < unended < current
 

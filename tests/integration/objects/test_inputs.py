@@ -40,7 +40,7 @@ from vectormill.objects import store
 from vectormill.objects.input import HeldInput, claim_input
 from vectormill.objects.reading import read_input
 from vectormill.settings import Settings
-from vectormill.work.loop import handing_back
+from vectormill.work.work import handing_back
 from vectormill.workers.workers import beat_indexer
 
 

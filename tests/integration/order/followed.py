@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import text
 
-from scheduler.reaper import Mender
+from scheduler.reaper import Recomputer
 from tests.database import ask, execute, load_payload
 from tests.faulty_workers import ProvenWorker
 from tests.integration.order.ledger import Ledger, Value, Write
@@ -102,7 +102,7 @@ class Followed(RuleBasedStateMachine):
         self.unfinished_carries: list[Expected] = []
         self.waiting: list[int] = []
         self.claims: list[Claim] = []
-        self.worker, self.mender = ProvenWorker(self.engine, "w"), Mender(self.engine)
+        self.worker, self.mender = ProvenWorker(self.engine, "w"), Recomputer(self.engine)
         self.has_failed_period = False
         self.at_work: tuple[UUID, SteppedRun] | None = None
 

@@ -35,7 +35,7 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import Connection, Engine, text
 
-from scheduler.reaper import Mender
+from scheduler.reaper import Recomputer
 from scheduler.scrubber import Scrubber
 from tests.database import ask, execute, load_payload
 from tests.faulty_workers import ProvenWorker, mend_pages
@@ -153,7 +153,7 @@ class RepairMachine(RuleBasedStateMachine):
         self.ledger = Ledger()
         self.newest_fence: dict[int, int] = {}
         self.workers = [ProvenWorker(self.engine, f"w{number}") for number in range(2)]
-        self.mender = Mender(self.engine)
+        self.mender = Recomputer(self.engine)
         self.has_failed_period = False
 
     # -- clients ------------------------------------------------------------------------------------------------------
@@ -422,7 +422,7 @@ class RepairMachine(RuleBasedStateMachine):
     def mend(self, num_pages: int, is_new_term: bool) -> None:
         """A round of the mender's reads so many pages of two chunks."""
         if is_new_term:
-            self.mender = Mender(self.engine)
+            self.mender = Recomputer(self.engine)
         self.has_failed_period = mend_pages(self.engine, self.mender, num_pages)
 
     @precondition(lambda self: self.ledger.writes)

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from indexer.reindexing import end_fill
-from scheduler.reaper import Mender
+from scheduler.reaper import Recomputer
 from scheduler.scrubber import Scrubber
 from tests.api_server import encoding_meanwhile
 from tests.building import NEXT, build, encode_all, make_context, make_run, put, swap
@@ -234,7 +234,7 @@ def test_rows_of_a_fill_that_are_encoded_again_replace_the_faulty_ones(
 
     def mend() -> None:
         ask(engine, fail_period, period, "its vector has changed")
-        Mender(engine).mend()
+        Recomputer(engine).recompute()
         (again,) = claim_all(engine)
         failure = ItemFailure(EMPTY_TEXT, "")
         complete(engine, again, {1: failure} if ends == "fails" else None)

@@ -39,8 +39,7 @@ from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import SourcePlace
 from vectormill.sources.source import SQL, Source
-from vectormill.work.loop import Stopping
-from vectormill.work.work import Lease
+from vectormill.work.work import Lease, Stopping
 
 ROWS = [row(f"k{number}", f"text {number}", page=number) for number in range(10)]
 CHANGED = [*ROWS[:8], row("k8", "another"), row("new", "new")]

@@ -20,7 +20,7 @@ from tests.former import extract_release, former_process
 from tests.work_users import USERS, ChunksToStorage, Claimed, Inputs, Outputs, Runs, User
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import LeaseLost
-from vectormill.work.loop import back_off
+from vectormill.work.work import back_off
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -127,7 +127,7 @@ def test_a_key_that_is_everywhere_fills_no_memory_and_whoever_waits_is_told_of_p
     distinct = DuplicateFinder()
     distinct.add_all([f"k{number}" for number in range(1600)])
     signs: list[None] = []
-    assert distinct.find_duplicate(keep=lambda: signs.append(None)) is None
+    assert distinct.find_duplicate(check=lambda: signs.append(None)) is None
     assert len(signs) == 2 * 100
     distinct.close()
 

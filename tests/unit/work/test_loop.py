@@ -11,8 +11,7 @@ import psycopg
 import pytest
 
 from vectormill.domain.states import States
-from vectormill.work.loop import Held, Loop, Stopping, back_off
-from vectormill.work.work import Lease, Work
+from vectormill.work.work import Held, Lease, Loop, Stopping, Work, back_off
 
 WORK = Work(table="vectormill.things", row="thing", working=States(("open",)), begins={"new": "open"})
 LEASE = Lease(WORK, key=1, state="open", fence=1, attempt=1, seconds=40.0)

@@ -8,7 +8,7 @@ import pytest
 
 from api.console.console import write_message
 from api.console.history import MAX_JOBS, MAX_SAMPLES, Histories, find_runs
-from api.console.jobs import JobView, list_wishes
+from api.console.jobs import JobView
 from tests.jobs import JOB, START
 from vectormill.jobs.job import Job
 
@@ -101,7 +101,7 @@ def test_a_retry_that_takes_errors_back_is_no_negative_rate() -> None:
 
 
 def test_a_job_has_the_buttons_of_its_state() -> None:
-    for state, num_failed, wishes in (
+    for state, num_failed, actions in (
         ("uploading", 0, []),
         ("queued", 0, ["pause", "cancel"]),
         ("running", 1, ["pause", "cancel"]),
@@ -113,8 +113,8 @@ def test_a_job_has_the_buttons_of_its_state() -> None:
         ("failed", 1, ["retry"]),
         ("cancelled", 0, []),
     ):
-        found = list_wishes(replace(JOB, state=state, num_failed=num_failed))
-        assert [wish.name for wish in found] == wishes, state
+        found = JobView(replace(JOB, state=state, num_failed=num_failed), None).actions
+        assert [action.name for action in found] == actions, state
 
 
 def test_each_line_of_a_view_becomes_a_line_of_data() -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from api.console import words
+from api.console import formats
 from api.console.schedules import describe_schedule
 from vectormill.schedules.schedule import Schedule
 from vectormill.workers.workers import INDEXER, SCHEDULER
@@ -18,8 +18,8 @@ ALIVE = {SCHEDULER, INDEXER}
 
 
 def test_a_command_in_a_sentence_is_set_as_one_and_nothing_in_it_is_markup() -> None:
-    assert words.tell_sentence("run `a <b>` & go") == "run <code>a &lt;b&gt;</code> &amp; go"
-    assert words.tell_sentence("<script>") == "&lt;script&gt;"
+    assert formats.mark_code("run `a <b>` & go") == "run <code>a &lt;b&gt;</code> &amp; go"
+    assert formats.mark_code("<script>") == "&lt;script&gt;"
 
 
 def test_what_is_wrong_with_a_schedule_is_said_and_what_must_be_done_comes_first() -> None:

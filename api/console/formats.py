@@ -1,4 +1,4 @@
-"""Words: numbers, times and states as the console writes them. All functions are pure."""
+"""Formats: numbers, times and sentences as the console writes them. All functions are pure."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -40,12 +40,12 @@ TONES: Final = {
 } | {"ready": GOOD, "on_time": GOOD, "invalid": BAD, "late": BAD}
 
 
-def tell_count(number: float | None) -> str:
+def format_count(number: float | None) -> str:
     """Format a count, such as 12,345."""
     return NOTHING if number is None else f"{number:,.0f}"
 
 
-def tell_about(number: float) -> str:
+def format_rounded(number: float) -> str:
     """Format a number rounded to one significant digit: 4,000 for 3,721.
 
     It is for text that screen readers announce, which must not change every second.
@@ -53,14 +53,14 @@ def tell_about(number: float) -> str:
     return f"{float(f'{number:.1g}'):,.0f}"
 
 
-def tell_rate(number: float | None) -> str:
+def format_rate(number: float | None) -> str:
     """Format a rate: 1,234, and with two significant digits below ten, such as 0.25; – for none."""
     if not number:
         return NOTHING
     return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
-def tell_share(share: float | None) -> str:
+def format_percent(share: float | None) -> str:
     """Format a share in percent: 42 %, below one percent 0.4 %, and never 100 % for less than everything."""
     if share is None:
         return NOTHING
@@ -82,7 +82,7 @@ def round_shares(shares: Sequence[float]) -> list[int]:
     return rounded
 
 
-def tell_duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Format a duration: 8 s, 3 min 20 s, 4 h 05 min, 3 d 2 h."""
     if seconds is None:
         return NOTHING
@@ -101,7 +101,7 @@ def format_moment(moment: datetime | None) -> str:
     return NOTHING if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def tell_ago(moment: datetime | None, now: datetime | None = None) -> str:
+def format_age(moment: datetime | None, now: datetime | None = None) -> str:
     """Format the age of a moment in its largest unit: 12 s ago, 3 min ago, 2 h ago, 5 d ago."""
     if moment is None:
         return NOTHING
@@ -112,7 +112,7 @@ def tell_ago(moment: datetime | None, now: datetime | None = None) -> str:
     return f"{seconds:.0f} s ago"
 
 
-def tell_sentence(sentence: str) -> Markup:
+def mark_code(sentence: str) -> Markup:
     """Return a sentence as HTML, with the text between backticks marked as code."""
     parts = [escape(part) for part in sentence.split("`")]
     return Markup("").join(
@@ -120,6 +120,6 @@ def tell_sentence(sentence: str) -> Markup:
     )
 
 
-def tell_excerpt(text: str) -> str:
+def shorten(text: str) -> str:
     """Return the text, shortened to MOST_SHOWN_CHARS with an ellipsis."""
     return text if len(text) <= MOST_SHOWN_CHARS else f"{text[: MOST_SHOWN_CHARS - 1]}…"
