@@ -7,7 +7,7 @@ claims it after the lease has expired repeats the step from its beginning.
 import contextlib
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Final
 from uuid import UUID, uuid4
 
@@ -116,16 +116,7 @@ def create_batch(connection: Connection, new: NewRequestBatch) -> RequestBatch:
     InvalidOption.
     """
     window_seconds = parse_window(new.completion_window)
-    metadata = sorted((new.metadata or {}).items())
-    content = to_jsonb(
-        [
-            new.endpoint,
-            new.input_file_id.hex,
-            new.completion_window,
-            metadata,
-            new.output_lifetime_seconds,
-        ]
-    )
+    content = describe_content(new)
     content_hash = hashlib.blake2b(content.encode(), digest_size=16).digest()
     connection.execute(TAKE_TURN, {"content": new.idempotency_key or content})
     known = _find_known(connection, new.idempotency_key, content_hash)
@@ -153,6 +144,27 @@ def create_batch(connection: Connection, new: NewRequestBatch) -> RequestBatch:
         },
     )
     return find_batch(connection, batch_id)
+
+
+# The fields that are compared by their places. A field that is added later is compared by its name, unless it has its
+# default, so that keys from before there was the field stay valid.
+_COMPARED_BY_PLACE: Final = (
+    "endpoint", "input_file_id", "completion_window", "metadata", "output_lifetime_seconds", "idempotency_key",
+)  # fmt: skip
+
+
+def describe_content(new: NewRequestBatch) -> str:
+    """Return a text that is equal for two requests if all their fields but the Idempotency-Key are equal."""
+    metadata = sorted((new.metadata or {}).items())
+    placed = [
+        new.endpoint, new.input_file_id.hex, new.completion_window, metadata, new.output_lifetime_seconds
+    ]  # fmt: skip
+    named = {
+        each.name: value
+        for each in fields(new)
+        if each.name not in _COMPARED_BY_PLACE and (value := getattr(new, each.name)) != each.default
+    }
+    return to_jsonb([*placed, named] if named else placed)
 
 
 def _find_known(connection: Connection, idempotency_key: str | None, content_hash: bytes) -> UUID | None:
