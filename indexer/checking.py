@@ -37,19 +37,18 @@ from vectormill.runs.checks import (
     name_keys,
     scan_results,
 )
-from vectormill.runs.run import CHECKING
+from vectormill.runs.run import (
+    CANARY_SAMPLE,
+    CHECKING,
+    DEFAULT_SAMPLE,
+    LEAST_COSINE,
+    LEAST_RECALL,
+    MOST_FAILED_SHARE,
+)
 from vectormill.runs.samples import compare_sample, sample_kept_texts
 
-LEAST_RECALL: Final = 0.95
-DEFAULT_SAMPLE: Final = 200
 # The number of texts hashed at once; long ones take up some tens of megabytes.
 HASHED_TEXTS: Final = 1000
-
-# The least cosine of a canary: 16-bit results agree at least this well in another batch or on another device.
-LEAST_COSINE: Final = 0.999
-CANARY_SAMPLE: Final = 64
-# The largest share of the source's rows that may fail for other reasons than their own text.
-MOST_FAILED_SHARE: Final = 0.01
 # How long to wait for twins of the last puts; a worker may have to load the new model first.
 TWINS_PATIENCE_SECONDS: Final = 600.0
 _PAUSE_SECONDS: Final = 0.2

@@ -450,6 +450,7 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
     ("docs/pictures/speed.svg", lambda _: make_chart()),
     ("docs/CONFIGURATION.md", fill("job options", make_options(RequestedJob))),
     ("docs/CONFIGURATION.md", fill("options", make_options(RequestedOptions))),
+    ("docs/COLLECTIONS.md", fill("run options", make_options(run.RunOptions))),
     ("docs/CONFIGURATION.md", fill("backends", make_backends())),
     ("docs/CONFIGURATION.md", fill("poolings", quote(POOLING_NAMES))),
     ("docs/CONFIGURATION.md", fill("templates", quote(row.name for row in RERANKERS))),
@@ -512,6 +513,7 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
     ),
     ("vectormill/domain/encoding.py", fill("options", make_arguments(EncodingOptions))),
     ("vectormill/jobs/job.py", fill("options", make_arguments(RequestedJob))),
+    ("vectormill/runs/operations.py", fill("options", make_arguments(run.ReindexOptions))),
     (
         "vectormill/files/formats.py",
         fill(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from vectormill.cli.command import command
+from vectormill.cli.command import Client, command
 from vectormill.cli.exits import ITEMS_FAILED
 from vectormill.cli.files import name_output, tell_written
 from vectormill.cli.printing import Outcome, listing, print_facts, print_report, tell
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from uuid import UUID
 
-    from vectormill.client import Client
     from vectormill.models.model_card import ModelCard
     from vectormill.settings import Settings
     from worker.certificates.certificate import Certificate
@@ -214,11 +213,11 @@ def verify_results(job_id: "UUID", sample: int, data_dir: Path | None) -> Outcom
 @command(
     app, "vectormill certificate JOB > certificate.jsonl", "vectormill certificate JOB -o certificate.jsonl"
 )
-def certificate(client: "Client", job_id: str, *, out: Path = Path("-")) -> str | None:
+def certificate(client: Client, job_id: str, *, out: Path = Path("-")) -> str | None:
     """Write the certificate of an ended job: its spec, a digest for each chunk, and the workers that computed it.
 
     Args:
-        out (-o, FILE): The file to write, or - for stdout.
+        out (--out -o, FILE): The file to write, or - for stdout.
     """
     path = name_output(out)
     check_outputs([path])
@@ -231,7 +230,7 @@ def certificate(client: "Client", job_id: str, *, out: Path = Path("-")) -> str 
     "vectormill suspects",
     view=listing("job_id", "collection", "first_item", "num_items", "worker", "failed_at", "reason"),
 )
-def suspects(client: "Client") -> "Iterator[Mapping[str, Any]]":
+def suspects(client: Client) -> "Iterator[Mapping[str, Any]]":
     """List the chunks of all jobs that a faulty worker computed and that cannot be encoded again.
 
     Items are counted from 0. `vectormill certificate JOB` names the chunks of one job; to replace their results, submit

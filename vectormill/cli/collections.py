@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import typer
 
-from vectormill.cli.command import Names, command
+from vectormill.cli.command import Client, Names, command
 from vectormill.cli.exits import ITEMS_FAILED, JOB_NOT_COMPLETED, exit_code_of_job
 from vectormill.cli.files import name_output, tell_written
 from vectormill.cli.printing import (
@@ -34,7 +34,6 @@ from vectormill.files.outputs import check_outputs, choose_format
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from vectormill.client import Client
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -78,7 +77,7 @@ def show_created(made: Collection) -> None:
     view=show_created,
 )
 def create(
-    client: "Client",
+    client: Client,
     collection: str,
     *,
     keep_text: bool | None = None,
@@ -120,7 +119,7 @@ def create(
         ("last re-index", lambda collection: describe_age(collection["stale_seconds"])),
     ),
 )
-def list_all(client: "Client") -> Iterator[Collection]:
+def list_all(client: Client) -> Iterator[Collection]:
     """List collections by name, with their approximate numbers of rows."""
     return client.collections()
 
@@ -151,7 +150,7 @@ def show_collection(collection: Collection) -> None:
     "vectormill collections show docs --exact",
     view=show_collection,
 )
-def show(client: "Client", collection: str, *, exact: bool = False) -> Collection:
+def show(client: Client, collection: str, *, exact: bool = False) -> Collection:
     """Show a collection: rows, generations, indexes, coverage, staleness, and work in progress.
 
     Args:
@@ -162,7 +161,7 @@ def show(client: "Client", collection: str, *, exact: bool = False) -> Collectio
 
 @command(app, "vectormill collections change docs --keep-text --language english")
 def change(
-    client: "Client", collection: str, *, keep_text: bool | None = None, language: str | None = None
+    client: Client, collection: str, *, keep_text: bool | None = None, language: str | None = None
 ) -> str:
     """Change whether texts are kept from now on, or the language that they are searched in."""
     if keep_text is None and language is None:
@@ -178,7 +177,7 @@ def change(
     "vectormill collections export docs -o - --include metadata,text | jq .key",
 )
 def export(
-    client: "Client",
+    client: Client,
     collection: str,
     *,
     out: Path,
@@ -189,7 +188,7 @@ def export(
     """Write a collection's rows, ordered by key, to a file, which appears whole or not at all.
 
     Args:
-        out (-o, OUT): {rows}
+        out (--out -o, OUT): {rows}
         include (PART): A part to write: vector (score or output, by the kind of the collection), metadata or text. By
             default the first two.
         after (KEY): Write only rows after this key, to continue an export.
@@ -206,7 +205,7 @@ def export(
 
 
 @command(app, "vectormill collections delete docs", "vectormill collections delete docs --force --yes")
-def delete(client: "Client", collection: str, *, force: bool = False, yes: bool = False) -> str:
+def delete(client: Client, collection: str, *, force: bool = False, yes: bool = False) -> str:
     """Delete a collection with all its rows. Its jobs stay, without results.
 
     Args:
@@ -234,7 +233,7 @@ def show_check(run: Mapping[str, Any]) -> None:
     note="Exit codes: 0 no problems, 1 problems found, 3 service unavailable, 4 the check failed or was cancelled.",
     view=show_check,
 )
-def check(client: "Client", collection: str, *, sample: int = 200) -> Outcome:
+def check(client: Client, collection: str, *, sample: int = 200) -> Outcome:
     """Check a collection: vectors, index, texts encoded again, and orphaned rows.
 
     Args:
@@ -266,7 +265,7 @@ def show_rollback(answer: Mapping[str, Any]) -> None:
 
 
 @command(app, "vectormill collections rollback docs", view=show_rollback)
-def rollback(client: "Client", collection: str, *, yes: bool = False) -> Mapping[str, Any]:
+def rollback(client: Client, collection: str, *, yes: bool = False) -> Mapping[str, Any]:
     """Make the previous generation live again; a run encodes the rows put since the swap.
 
     Where texts are not kept, it asks before it leaves those rows out.
@@ -296,7 +295,7 @@ def rollback(client: "Client", collection: str, *, yes: bool = False) -> Mapping
     "vectormill collections index docs --policy hnsw --m 24 --ef-construction 128 --wait",
 )
 def index(
-    client: "Client",
+    client: Client,
     collection: str,
     *,
     policy: Policy | None = None,
@@ -382,7 +381,7 @@ def show_indexes(found: Mapping[str, Any]) -> None:
 
 
 @command(app, "vectormill collections discard docs 12")
-def discard(client: "Client", collection: str, generation_id: int) -> None:
+def discard(client: Client, collection: str, generation_id: int) -> None:
     """Discard a generation that is being built or is retired; its tables are dropped soon.
 
     Args:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import typer
 
-from vectormill.cli.command import command
+from vectormill.cli.command import Client, command
 from vectormill.cli.exits import EXIT_CODES_HELP, JOB_NOT_COMPLETED, CommandFailed, exit_code_of_job
 from vectormill.cli.files import name_file, name_output, read_input
 from vectormill.cli.jobs import describe_long_texts, describe_missing_prompt, job_seconds, watch_job
@@ -29,9 +29,6 @@ from vectormill.files.outputs import (
     write_vectors,
 )
 
-if TYPE_CHECKING:
-    from vectormill.client import Client
-
 app = typer.Typer()
 
 SHOWN_ERRORS: Final = 10
@@ -39,7 +36,7 @@ SHOWN_ERRORS: Final = 10
 Job = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FileCommand:
     """The options of commands that turn a file into a file: the files, how texts are read, and the service."""
 
@@ -114,7 +111,7 @@ def score(
     labels, also the best label and all probabilities.
 
     Args:
-        out (-o, OUT): {rows}
+        out (--out -o, OUT): {rows}
         max_tokens (N, from 1): Read at most N tokens of a pair.
         activation: The activation of a classifier's outputs. By default, the model's own.
         pair_field (FIELD): The field with the second text.
@@ -145,7 +142,7 @@ def extract(
 
     Args:
         schema (FILE): The JSON file that says what to look for.
-        out (-o, OUT): {rows}
+        out (--out -o, OUT): {rows}
         confidences: Write the model's confidence with each span.
         show (N, from 0): Print the first N texts with their spans marked.
     """
@@ -207,7 +204,7 @@ def carry_out(
 
 
 @contextmanager
-def _client(files: FileCommand, task: str) -> "Iterator[Client]":
+def _client(files: FileCommand, task: str) -> Iterator[Client]:
     """Yield a client of the running service, or of a stack that is stopped at the end of the block."""
     from vectormill.cli.endpoint import find_service
     from vectormill.cli.stack import Stack
@@ -227,7 +224,7 @@ def _client(files: FileCommand, task: str) -> "Iterator[Client]":
         yield cleanup.enter_context(Client(url))
 
 
-def _watch(client: "Client", job: Job, *, is_patient: bool) -> Job:
+def _watch(client: Client, job: Job, *, is_patient: bool) -> Job:
     """Wait for the job to end. If interrupted, cancel the job, because nobody would fetch its results."""
     try:
         return watch_job(client, job, is_patient=is_patient)
@@ -238,7 +235,7 @@ def _watch(client: "Client", job: Job, *, is_patient: bool) -> Job:
         raise
 
 
-def _report_failures(client: "Client", job: Job, errors: Path | None) -> None:
+def _report_failures(client: Client, job: Job, errors: Path | None) -> None:
     """Write all failed items to the file, if one was named, and print the first of them."""
     from vectormill.files.ndjson import encode_line
 

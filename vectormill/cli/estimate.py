@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from vectormill.cli.command import Names, command
+from vectormill.cli.command import Client, Names, command
 from vectormill.cli.files import read_input
 from vectormill.cli.printing import print_facts, tell
 from vectormill.cli.sources import leave_out
@@ -19,7 +19,6 @@ from vectormill.jobs.job import JobOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vectormill.client import Client
     from vectormill.quotes.estimate import Estimate
 
 
@@ -141,7 +140,7 @@ def estimate(
     view=show_sizes,
 )
 def quote(
-    client: "Client",
+    client: Client,
     input: str | None = None,
     *,
     sql: str | None = None,

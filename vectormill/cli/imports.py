@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from vectormill.cli.command import Names, command
+from vectormill.cli.command import Client, Names, command
 from vectormill.cli.printing import tell
 from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.errors import (
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from sqlalchemy import Engine
 
-    from vectormill.client import Client
     from vectormill.domain.encoding import EncodingSpec
     from vectormill.sources.reader import SourcePlace
     from vectormill.sources.vectors import ImportColumns, VectorRows, VectorSource
@@ -172,7 +171,7 @@ def withdraw(engine: "Engine", collection: str, num_imported: int) -> bool:
     return True
 
 
-def create_missing(client: "Client", collection: str, stated: Mapping[str, Any], *, keep_text: bool) -> bool:
+def create_missing(client: Client, collection: str, stated: Mapping[str, Any], *, keep_text: bool) -> bool:
     """Create the collection if it is not there, and return whether it was created."""
     from vectormill.problems import ApiError
 
@@ -208,7 +207,7 @@ def open_source(
     return open_files(where, columns, place) if is_files else open_output(where, place)
 
 
-def refuse_other_database(client: "Client", engine: "Engine", collection: str, *, is_new: bool) -> None:
+def refuse_other_database(client: Client, engine: "Engine", collection: str, *, is_new: bool) -> None:
     """Raise ConfigurationError if the API has its collection of this name in another database than this one.
 
     If it is new, it is deleted there.
@@ -252,7 +251,7 @@ def refuse_other(
 
 
 def carry_out(
-    client: "Client",
+    client: Client,
     engine: "Engine",
     collection: str,
     spec: "EncodingSpec",
@@ -336,7 +335,7 @@ def take(rows: "VectorRows", places: Sequence[int]) -> Sample:
     ]
 
 
-def compare(client: "Client", spec: "EncodingSpec", sample: Sample) -> float:
+def compare(client: Client, spec: "EncodingSpec", sample: Sample) -> float:
     """Have workers encode the texts of a sample, and return the smallest cosine with their vectors.
 
     Raise SpecMismatch, which names the row, if it is below LEAST_COSINE.

@@ -2,18 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-from vectormill.cli.command import command
+from vectormill.cli.command import Client, command
 from vectormill.cli.files import read_lines
 from vectormill.cli.jobs import parse_metadata
 from vectormill.cli.printing import print_json
 from vectormill.domain.errors import InvalidOption
-
-if TYPE_CHECKING:
-    from vectormill.client import Client
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,7 +24,7 @@ app = typer.Typer(
     note="Put -- before a text that begins with a dash. Read a file's text from stdin: … put docs readme - < README.md",
 )
 def put(
-    client: "Client",
+    client: Client,
     collection: str,
     key: str,
     text: str,
@@ -58,7 +54,7 @@ def put(
 
 
 @command(app, "vectormill items get docs readme --vector")
-def get(client: "Client", collection: str, key: str, *, vector: bool = False) -> None:
+def get(client: Client, collection: str, key: str, *, vector: bool = False) -> None:
     """Print the collection's item with this key as JSON.
 
     Args:
@@ -73,7 +69,7 @@ def get(client: "Client", collection: str, key: str, *, vector: bool = False) ->
     note="For many keys, one per line: `vectormill items delete docs --from keys.txt` (- reads stdin).",
 )
 def delete(
-    client: "Client",
+    client: Client,
     collection: str,
     keys: list[str] | None = None,
     *,

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import typer
 
-from vectormill.cli.command import Names, command
+from vectormill.cli.command import Client, Names, command
 from vectormill.cli.exits import EXIT_CODES_HELP, UNAVAILABLE, CommandFailed, exit_code_of_job
 from vectormill.cli.files import name_file, name_output, read_input, tell_written
 from vectormill.cli.printing import follow, listing, print_facts, print_json, tell
@@ -23,9 +23,6 @@ from vectormill.files.formats import PAIR_FIELD, InputName, OutputName
 from vectormill.files.outputs import check_vectors, choose_format, write_vectors
 from vectormill.jobs.bottleneck import WAIT
 from vectormill.jobs.job import CANCELLING, JobOptions
-
-if TYPE_CHECKING:
-    from vectormill.client import Client
 
 app = typer.Typer()
 
@@ -61,7 +58,7 @@ def show_submitted(job: Job) -> None:
     view=show_submitted,
 )
 def submit(
-    client: "Client",
+    client: Client,
     input: str,
     *,
     model: str | None = None,
@@ -153,7 +150,7 @@ def parse_metadata(text: str | None) -> dict[str, Any] | None:
     ),
 )
 def jobs(
-    client: "Client",
+    client: Client,
     *,
     state: str | None = None,
     collection: str | None = None,
@@ -181,7 +178,7 @@ def jobs(
 
 
 @command(app, "vectormill status JOB --watch", "vectormill status", note=f"With --watch: {EXIT_CODES_HELP}")
-def status(client: "Client", job_id: str | None = None, *, watch: bool = False, json: bool = False) -> None:
+def status(client: Client, job_id: str | None = None, *, watch: bool = False, json: bool = False) -> None:
     """Show a job's progress, or the workers with their rates, memory and bottleneck, and the schedules.
 
     Args:
@@ -212,31 +209,31 @@ def status(client: "Client", job_id: str | None = None, *, watch: bool = False, 
     "vectormill jobs --state running --json | jq -r .id | xargs -n 1 vectormill pause",
     view=show_job,
 )
-def pause(client: "Client", job_id: str) -> Job:
+def pause(client: Client, job_id: str) -> Job:
     """Pause a job: no more of its chunks are handed out until it is resumed; those on workers finish."""
     return client.pause(job_id)
 
 
 @command(app, "vectormill resume JOB && vectormill status JOB --watch", view=show_job)
-def resume(client: "Client", job_id: str) -> Job:
+def resume(client: Client, job_id: str) -> Job:
     """Resume a paused job where it stopped."""
     return client.resume(job_id)
 
 
 @command(app, "vectormill cancel JOB", view=show_job)
-def cancel(client: "Client", job_id: str) -> Job:
+def cancel(client: Client, job_id: str) -> Job:
     """Cancel a job. Vectors that are already committed stay."""
     return client.cancel(job_id)
 
 
 @command(app, "vectormill retry JOB && vectormill status JOB --watch", view=show_job)
-def retry(client: "Client", job_id: str) -> Job:
+def retry(client: Client, job_id: str) -> Job:
     """Encode only the failed items of a job again. A paused job stays paused."""
     return client.retry(job_id)
 
 
 @command(app, "vectormill delete JOB", "vectormill cancel JOB && vectormill delete JOB")
-def delete(client: "Client", job_id: str) -> str:
+def delete(client: Client, job_id: str) -> str:
     """Delete an ended job with its texts, errors and vectors. Rows in collections stay."""
     job = client.job(job_id)
     if job["state"] == CANCELLING:
@@ -246,13 +243,13 @@ def delete(client: "Client", job_id: str) -> str:
 
 
 @command(app, "vectormill errors JOB --json > failed.jsonl", view=listing("key", "code", "detail"))
-def errors(client: "Client", job_id: str) -> Iterator[Mapping[str, Any]]:
+def errors(client: Client, job_id: str) -> Iterator[Mapping[str, Any]]:
     """List a job's failed items with their codes and reasons."""
     return client.errors(job_id)
 
 
 @command(app, "vectormill truncated JOB > cut.txt", view=listing("key"))
-def truncated(client: "Client", job_id: str) -> Iterator[Mapping[str, Any]]:
+def truncated(client: Client, job_id: str) -> Iterator[Mapping[str, Any]]:
     """List the keys of a job's texts that were cut because they were too long."""
     return client.truncated(job_id)
 
@@ -264,7 +261,7 @@ def truncated(client: "Client", job_id: str) -> Iterator[Mapping[str, Any]]:
     note="npy has no keys: they are written to vectors.npy.keys.txt, one JSON string per line.",
 )
 def export(
-    client: "Client", job_id: str, *, out: Path, format: OutputName | None = None, partial: bool = False
+    client: Client, job_id: str, *, out: Path, format: OutputName | None = None, partial: bool = False
 ) -> str | None:
     """Write a job's vectors to a file, which appears whole or not at all.
 
@@ -278,7 +275,7 @@ def export(
     return tell_written(path)
 
 
-def watch_job(client: "Client", job: Job, *, poll_seconds: float = 0.5, is_patient: bool = False) -> Job:
+def watch_job(client: Client, job: Job, *, poll_seconds: float = 0.5, is_patient: bool = False) -> Job:
     """Show a job's progress until it ends, and return the ended job.
 
     Raise CommandFailed when no live worker has been able to load the job's model for PATIENCE_SECONDS, unless
@@ -304,7 +301,7 @@ def watch_job(client: "Client", job: Job, *, poll_seconds: float = 0.5, is_patie
         return client.wait(job["id"], look, poll_seconds=poll_seconds)
 
 
-def refuse_without_model(client: "Client", job: Job) -> None:
+def refuse_without_model(client: Client, job: Job) -> None:
     """Raise CommandFailed if the job's model has workers and none of them can load it."""
     workers = [worker for worker in client.workers() if worker["model"] == job["model"]]
     # A worker that cannot load its model has no slots. With no workers at all, one may still be starting.

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vectormill.cli.certify import tell_flaws, write_measured
-from vectormill.cli.command import command
+from vectormill.cli.command import Client, command
 from vectormill.cli.exits import ITEMS_FAILED
 from vectormill.cli.printing import Outcome, listing, print_facts, tell
 from vectormill.cli.service import CHOICES, describe_choice, explain_choice
 
 if TYPE_CHECKING:
-    from vectormill.client import Client
     from vectormill.models.model_card import ModelCard
     from vectormill.settings import ModelEntry, Settings
 
@@ -46,7 +45,7 @@ app = typer.Typer(
     ),
     is_default=True,
 )
-def list_all(client: "Client") -> Sequence[Mapping[str, Any]]:
+def list_all(client: Client) -> Sequence[Mapping[str, Any]]:
     """List the registered models."""
     return client.models()
 
@@ -67,7 +66,7 @@ def show_model(model: Mapping[str, Any]) -> None:
 
 
 @command(app, "vectormill models show all-MiniLM-L6-v2", view=show_model)
-def show(client: "Client", name: str) -> Mapping[str, Any]:
+def show(client: Client, name: str) -> Mapping[str, Any]:
     """Show a registered model: which settings of its files are honoured, and what cannot be.
 
     Args:

@@ -2,20 +2,19 @@
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vectormill.cli.command import command
+from vectormill.cli.command import Client, command
 from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
 from vectormill.cli.printing import Outcome, follow, listing, print_facts, tell
 from vectormill.domain.encoding import EncodingOptions
+from vectormill.domain.options import find_given
 from vectormill.jobs.job import RUNNING
-from vectormill.runs.run import CHANGES, COMPLETED, READING, describe_counts
+from vectormill.runs.run import CHANGES, COMPLETED, READING, ReindexOptions, describe_counts
 
 if TYPE_CHECKING:
-    from vectormill.client import Client
     from vectormill.client.progress import ProgressView
 
 app = typer.Typer(
@@ -62,19 +61,12 @@ def show_reindexed(run: Run) -> None:
     view=show_reindexed,
 )
 def reindex(
-    client: "Client",
+    client: Client,
     collection: str,
     *,
     model: str | None = None,
     options: EncodingOptions,
-    priority: int | None = None,
-    confirm: bool = False,
-    full: bool = False,
-    max_change_share: float | None = None,
-    least_recall: float | None = None,
-    least_cosine: float | None = None,
-    canary_sample: int | None = None,
-    most_failed_share: float | None = None,
+    run: ReindexOptions,
     wait: bool = True,
 ) -> Outcome:
     """Bring a collection in step with its source: encode new and changed rows, delete vanished ones.
@@ -84,37 +76,13 @@ def reindex(
 
     Args:
         collection (COLLECTION): The collection; it needs a source or kept texts.
-        priority (N, 0 to 9): The priority of the run's job, 0 to 9.  [default: 5]
-        confirm: Allow any share of the collection to change.
-        full: Read all rows of a source that names a column of changes, and find vanished ones.
-        max_change_share (SHARE, 0 to 1): Hold the run if it would re-encode or delete more than this share of the
-            rows.  [default: 0.3]
-        least_recall (SHARE, 0 to 1): Let a new generation fail if its index finds less than this share of the nearest
-            rows.  [default: 0.95]
-        least_cosine (COSINE): Let it fail if a text that is encoded again is less similar to its vector than this.
-            [default: 0.999]
-        canary_sample (N, 0 to 10000): How many texts of a new generation to encode again.  [default: 64]
-        most_failed_share (SHARE, 0 to 1): Let it fail if more than this share of its rows have errors that are not of
-            their texts.  [default: 0.01]
         wait: Follow the run until it ends.
     """
-    run = client.reindex(
-        collection,
-        confirm=confirm,
-        full=full,
-        max_change_share=max_change_share,
-        least_recall=least_recall,
-        least_cosine=least_cosine,
-        canary_sample=canary_sample,
-        most_failed_share=most_failed_share,
-        priority=priority,
-        model=model,
-        **asdict(options),
-    )
+    started = client.reindex(collection, model=model, **find_given(options), **find_given(run))
     if not wait:
-        return Outcome(run, 0)
-    run = follow(client.wait_run, run["id"], look_at_run)
-    return Outcome(run, exit_code_of_job(run["state"]))
+        return Outcome(started, 0)
+    ended = follow(client.wait_run, started["id"], look_at_run)
+    return Outcome(ended, exit_code_of_job(ended["state"]))
 
 
 @command(
@@ -129,7 +97,7 @@ def reindex(
         ("created", lambda run: run["created_at"][:16].replace("T", " ")),
     ),
 )
-def list_all(client: "Client", *, collection: str | None = None, limit: int = 50) -> Iterator[Run]:
+def list_all(client: Client, *, collection: str | None = None, limit: int = 50) -> Iterator[Run]:
     """List runs, newest first.
 
     Args:
@@ -139,7 +107,7 @@ def list_all(client: "Client", *, collection: str | None = None, limit: int = 50
 
 
 @command(app, "vectormill runs show RUN", "vectormill runs show RUN --watch", view=show_run)
-def show(client: "Client", run_id: str, *, watch: bool = False) -> Outcome:
+def show(client: Client, run_id: str, *, watch: bool = False) -> Outcome:
     """Show a run: its phase, its counts, and what each phase found.
 
     Args:
@@ -152,13 +120,13 @@ def show(client: "Client", run_id: str, *, watch: bool = False) -> Outcome:
 
 
 @command(app, "vectormill runs cancel RUN", view=show_run)
-def cancel(client: "Client", run_id: str) -> Run:
+def cancel(client: Client, run_id: str) -> Run:
     """Cancel a run and its encoding job. Rows that it has already written stay."""
     return client.cancel_run(run_id)
 
 
 @command(app, "vectormill runs confirm RUN && vectormill runs show RUN --watch", view=show_run)
-def confirm(client: "Client", run_id: str) -> Run:
+def confirm(client: Client, run_id: str) -> Run:
     """Let a held run continue; `runs show` says why it is held."""
     return client.confirm_run(run_id)
 

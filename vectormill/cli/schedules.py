@@ -3,18 +3,15 @@
 import itertools
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import typer
 
-from vectormill.cli.command import Names, command
+from vectormill.cli.command import Client, Names, command
 from vectormill.cli.printing import listing, print_table
 from vectormill.cli.sources import parse_split, read_source
 from vectormill.runs.run import describe_counts
 from vectormill.schedules.schedule import OVERDUE_SECONDS
-
-if TYPE_CHECKING:
-    from vectormill.client import Client
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -53,7 +50,7 @@ def show_schedule(schedule: Schedule) -> None:
     view=show_schedule,
 )
 def create(
-    client: "Client",
+    client: Client,
     collection: str,
     *,
     cron: str,
@@ -103,20 +100,20 @@ def create(
         ("last error", "last_error"),
     ),
 )
-def list_all(client: "Client") -> Iterator[Schedule]:
+def list_all(client: Client) -> Iterator[Schedule]:
     """List the schedules: when each is due, and the results of their runs."""
     return client.schedules()
 
 
 @command(app, "vectormill schedules show docs", view=show_schedule)
-def show(client: "Client", schedule: str) -> Schedule:
+def show(client: Client, schedule: str) -> Schedule:
     """Show a schedule: when it is due next, and the results of its runs."""
     return client.schedule(schedule)
 
 
 @command(app, 'vectormill schedules change docs --cron "30 4 * * *"', view=show_schedule)
 def change(
-    client: "Client",
+    client: Client,
     schedule: str,
     *,
     cron: str | None = None,
@@ -134,25 +131,25 @@ def change(
 
 
 @command(app, "vectormill schedules pause docs", view=show_schedule)
-def pause(client: "Client", schedule: str) -> Schedule:
+def pause(client: Client, schedule: str) -> Schedule:
     """Pause a schedule: due times pass until it is resumed. An active run continues."""
     return client.pause_schedule(schedule)
 
 
 @command(app, "vectormill schedules resume docs", view=show_schedule)
-def resume(client: "Client", schedule: str) -> Schedule:
+def resume(client: Client, schedule: str) -> Schedule:
     """Resume a paused schedule. Due times that have passed are not made up."""
     return client.resume_schedule(schedule)
 
 
 @command(app, "vectormill schedules run-now docs", name="run-now", view=lambda run: typer.echo(run["id"]))
-def run_now(client: "Client", schedule: str) -> Mapping[str, Any]:
+def run_now(client: Client, schedule: str) -> Mapping[str, Any]:
     """Start a run now, apart from the due times, and print its id; it waits for an active run."""
     return client.run_schedule(schedule)
 
 
 @command(app, "vectormill schedules delete docs")
-def delete(client: "Client", schedule: str) -> str:
+def delete(client: Client, schedule: str) -> str:
     """Delete a schedule. Its runs stay, including an active one."""
     client.delete_schedule(schedule)
     return f"Deleted schedule {schedule}."
@@ -170,7 +167,7 @@ def delete(client: "Client", schedule: str) -> str:
         "error",
     ),
 )
-def history(client: "Client", schedule: str, *, limit: int = 20) -> Iterator[Mapping[str, Any]]:
+def history(client: Client, schedule: str, *, limit: int = 20) -> Iterator[Mapping[str, Any]]:
     """List a schedule's due times, newest first: runs, and skipped ones with the reason."""
     return itertools.islice(client.schedule_runs(schedule), limit)
 

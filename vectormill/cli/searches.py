@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from vectormill.cli.command import Names, command
+from vectormill.cli.command import Client, Names, command
 from vectormill.cli.files import read_input, read_lines
 from vectormill.cli.printing import listing, print_json, print_table, tell
 from vectormill.domain.errors import InvalidOption
@@ -16,7 +16,6 @@ from vectormill.jobs.item import PASSAGE
 from vectormill.models.suggestions import suggest_model
 
 if TYPE_CHECKING:
-    from vectormill.client import Client
     from vectormill.files.ndjson import ItemJson
 
 app = typer.Typer()
@@ -35,7 +34,7 @@ RANKED_AT_ONCE = 250
     'vectormill search docs "how to parse a date" --outputs dense,sparse,multi_vector',
 )
 def search(
-    client: "Client",
+    client: Client,
     collection: str,
     text: str | None = None,
     *,
@@ -153,7 +152,7 @@ def shorten(text: str | None) -> str | None:
     ),
 )
 def rerank(
-    client: "Client",
+    client: Client,
     query: str,
     input: str = "-",
     *,

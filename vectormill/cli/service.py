@@ -1,17 +1,14 @@
 """Commands that show the live workers, with the state of the schedules."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import typer
 
-from vectormill.cli.command import command
+from vectormill.cli.command import Client, command
 from vectormill.cli.printing import listing, print_json, tell
 from vectormill.cli.schedules import describe_standing
 from vectormill.workers.samples import list_device_uses
-
-if TYPE_CHECKING:
-    from vectormill.client import Client
 
 app = typer.Typer()
 
@@ -64,12 +61,12 @@ def describe_plan(report: Mapping[str, Any]) -> str:
         ("plan", lambda worker: describe_plan(worker["report"])),
     ),
 )
-def workers(client: "Client") -> Sequence[Worker]:
+def workers(client: Client) -> Sequence[Worker]:
     """List the live workers with their devices, and the reasons for their settings."""
     return client.workers()
 
 
-def show_standing(client: "Client", *, is_json: bool) -> None:
+def show_standing(client: Client, *, is_json: bool) -> None:
     """Print the live workers and the state of the schedules."""
     workers = client.workers()
     if is_json:

@@ -4,20 +4,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import make_dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
-from vectormill.cli.command import command, find_flag
+from vectormill.cli.command import Client, command, find_flag
 from vectormill.cli.files import read_input
 from vectormill.cli.printing import print_json, print_table, tell
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.options import find_given, list_options
 from vectormill.files.formats import PAIR_FIELD
 from vectormill.sources.source import FILES, KINDS, TREE
-
-if TYPE_CHECKING:
-    from vectormill.client import Client
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -102,7 +99,7 @@ def show_following(following: Mapping[str, Any]) -> None:
     view=show_source,
 )
 def set_source(
-    client: "Client",
+    client: Client,
     collection: str,
     *,
     source: SourceFlags,
@@ -122,19 +119,19 @@ def set_source(
 
 
 @command(app, "vectormill sources show articles", view=show_source)
-def show(client: "Client", collection: str) -> Mapping[str, Any]:
+def show(client: Client, collection: str) -> Mapping[str, Any]:
     """Show the source of a collection."""
     return client.source(collection)
 
 
 @command(app, "vectormill sources check articles", view=show_check)
-def check(client: "Client", collection: str) -> Mapping[str, Any]:
+def check(client: Client, collection: str) -> Mapping[str, Any]:
     """Read the first rows of a collection's source, and show three of them. Changes nothing."""
     return client.check_source(collection)
 
 
 @command(app, "vectormill sources delete articles")
-def delete(client: "Client", collection: str) -> None:
+def delete(client: Client, collection: str) -> None:
     """Remove the source of a collection; its rows stay."""
     client.delete_source(collection)
     typer.echo(f"Collection {collection} no longer has a source; its rows stay.")
@@ -147,7 +144,7 @@ def delete(client: "Client", collection: str) -> None:
     view=show_following,
 )
 def follow(
-    client: "Client", collection: str, *, table: str | None = None, key_column: str | None = None
+    client: Client, collection: str, *, table: str | None = None, key_column: str | None = None
 ) -> Mapping[str, Any]:
     """Put triggers on the source's table, so that changes are encoded or deleted within seconds.
 
@@ -162,7 +159,7 @@ def follow(
 
 
 @command(app, "vectormill sources unfollow docs", view=show_following)
-def unfollow(client: "Client", collection: str) -> Mapping[str, Any]:
+def unfollow(client: Client, collection: str) -> Mapping[str, Any]:
     """Remove the triggers. Rows of the collection stay.
 
     Args:
@@ -172,7 +169,7 @@ def unfollow(client: "Client", collection: str) -> Mapping[str, Any]:
 
 
 @command(app, "vectormill sources following docs", name="following", view=show_following)
-def show_followed(client: "Client", collection: str) -> Mapping[str, Any]:
+def show_followed(client: Client, collection: str) -> Mapping[str, Any]:
     """Show which table a collection follows, and how many of its changes are pending.
 
     Args:
@@ -183,7 +180,7 @@ def show_followed(client: "Client", collection: str) -> Mapping[str, Any]:
 
 @command(push_app, "vectormill push docs rows.jsonl --complete", "make-rows | vectormill push docs -")
 def push(
-    client: "Client",
+    client: Client,
     collection: str,
     input: str,
     *,

@@ -2,17 +2,14 @@
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import typer
 
-from vectormill.cli.command import Names, command
+from vectormill.cli.command import Client, Names, command
 from vectormill.cli.exits import UNAVAILABLE, CommandFailed
 from vectormill.cli.printing import listing, tell
 from vectormill.domain.errors import InvalidOption
-
-if TYPE_CHECKING:
-    from vectormill.client import Client
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,7 +36,7 @@ def show_secret(webhook: Webhook) -> None:
     "vectormill webhooks create https://example.com/hook --event job.failed --event run.failed --event run.held",
     view=show_secret,
 )
-def create(client: "Client", url: str, *, event: Names | None = None, description: str = "") -> Webhook:
+def create(client: Client, url: str, *, event: Names | None = None, description: str = "") -> Webhook:
     """Create a webhook and print its secret, with which the receiver checks signatures. It is shown only this once.
 
     Args:
@@ -71,14 +68,14 @@ def describe_state(webhook: Webhook) -> str:
         "description",
     ),
 )
-def list_all(client: "Client") -> Iterator[Webhook]:
+def list_all(client: Client) -> Iterator[Webhook]:
     """List the webhooks with their addresses and the results of their deliveries."""
     return client.webhooks()
 
 
 @command(app, "vectormill webhooks change 1 --url https://example.com/new-hook")
 def change(
-    client: "Client",
+    client: Client,
     webhook: int,
     *,
     url: str | None = None,
@@ -114,7 +111,7 @@ def change(
     ),
 )
 def deliveries(
-    client: "Client",
+    client: Client,
     webhook: int,
     *,
     state: Literal["pending", "delivered", "failed"] | None = None,
@@ -134,7 +131,7 @@ def deliveries(
     "vectormill webhooks replay 1 --failed-since 2026-11-23T08:00",
 )
 def replay(
-    client: "Client", webhook: int, *, delivery: int | None = None, failed_since: str | None = None
+    client: Client, webhook: int, *, delivery: int | None = None, failed_since: str | None = None
 ) -> str:
     """Send deliveries again, with the same `webhook-id`.
 
@@ -155,7 +152,7 @@ def replay(
 
 
 @command(app, "vectormill webhooks test 1", name="test")
-def send_test(client: "Client", webhook: int, *, json: bool = False) -> str:
+def send_test(client: Client, webhook: int, *, json: bool = False) -> str:
     """Send an event `webhook.test`, and print the receiver's answer. Needs a running scheduler."""
     import time
 
@@ -180,7 +177,7 @@ def _has_no_answer(delivery: Delivery) -> bool:
 
 
 @command(app, "vectormill webhooks rotate 1 --grace-hours 24")
-def rotate(client: "Client", webhook: int, *, grace_hours: float = 24.0) -> None:
+def rotate(client: Client, webhook: int, *, grace_hours: float = 24.0) -> None:
     """Create a new secret and print it. It is shown only this once.
 
     Args:
@@ -192,7 +189,7 @@ def rotate(client: "Client", webhook: int, *, grace_hours: float = 24.0) -> None
 
 
 @command(app, "vectormill webhooks delete 1")
-def delete(client: "Client", webhook: int) -> str:
+def delete(client: Client, webhook: int) -> str:
     """Delete a webhook with its deliveries."""
     client.delete_webhook(webhook)
     return f"Deleted webhook {webhook}."

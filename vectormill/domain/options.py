@@ -58,11 +58,16 @@ def list_options(options: type[Any]) -> tuple[Option, ...]:
     found = []
     for each in fields(options):
         if get_origin(hints[each.name]) is Annotated:
-            union, told = get_args(hints[each.name])
-            is_union = get_origin(union) in (Union, UnionType)
-            kinds = [kind for kind in get_args(union) if kind is not NoneType] if is_union else [union]
-            found.append(Option(each.name, kinds[0], told, each.default))
+            kind, told = get_args(hints[each.name])
+            found.append(Option(each.name, strip_none(kind), told, each.default))
     return tuple(found)
+
+
+def strip_none(kind: Any) -> Any:
+    """Return the first type of a union that is not None, or a type that is no union as it is."""
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    return next(each for each in get_args(kind) if each is not NoneType)
 
 
 def read_options(options: type[Any], source: object) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import WrongRunState
+from vectormill.domain.options import Help
 from vectormill.domain.states import ACTIVE, BAD, GOOD, MIXED, WAITING, State, States
+from vectormill.jobs.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY
 
 REINDEX: Final = "reindex"  # brings the live generation, or a new one, up to date with the source
 INDEX: Final = "index"  # builds, rebuilds or drops indexes
@@ -98,10 +100,92 @@ PHASES_BY_KIND: Final[Mapping[str, tuple[str, ...]]] = {
     CHECK: (CHECKING,),
 }
 
-# The largest share of the rows that a run may encode again or delete without being confirmed.
-DEFAULT_MAX_CHANGE_SHARE: Final = 0.3
 # The share of the rows by which a source may have changed further since the reading that was confirmed.
 CONFIRMED_MARGIN: Final = 0.05
+
+
+# The limits and samples of a run that names none.
+DEFAULT_MAX_CHANGE_SHARE: Final = 0.3
+LEAST_RECALL: Final = 0.95
+# 16-bit results agree at least this well in another batch or on another device.
+LEAST_COSINE: Final = 0.999
+CANARY_SAMPLE: Final = 64
+MOST_FAILED_SHARE: Final = 0.01
+DEFAULT_SAMPLE: Final = 200
+MOST_SAMPLED: Final = 10_000
+
+
+def limit(text: str, unset: float, *, metavar: str = "SHARE", least: int = 0, most: int = 1) -> Help:
+    """Return the help of a number with its default, by which a run is judged."""
+    return Help(text, default=f"`{unset:g}`", unset=f"{unset:g}", metavar=metavar, least=least, most=most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReindexOptions:
+    """The options of a re-index besides those of its encoding. They are passed to its phases by the same names."""
+
+    max_change_share: Annotated[
+        float | None,
+        limit(
+            "Hold the run if it would encode again or delete more than this share of the rows.",
+            DEFAULT_MAX_CHANGE_SHARE,
+        ),
+    ] = None
+    confirm: Annotated[bool, Help("Allow any share of the collection to change.")] = False
+    full: Annotated[
+        bool, Help("Read all rows of a source that names a column of changes, and find vanished ones.")
+    ] = False
+    priority: Annotated[
+        int,
+        Help(
+            "The priority of the run's job: 0 is the most urgent, 9 the least.",
+            metavar="N",
+            least=MOST_URGENT_PRIORITY,
+            most=LEAST_URGENT_PRIORITY,
+        ),
+    ] = DEFAULT_PRIORITY
+    least_recall: Annotated[
+        float | None,
+        limit(
+            "Let a new generation fail if its index finds less than this share of the nearest rows.",
+            LEAST_RECALL,
+        ),
+    ] = None
+    least_cosine: Annotated[
+        float | None,
+        limit(
+            "Let it fail if a text that is encoded again is less similar to its vector than this.",
+            LEAST_COSINE,
+            metavar="COSINE",
+            least=-1,
+        ),
+    ] = None
+    canary_sample: Annotated[
+        int | None,
+        limit(
+            "How many texts of a new generation to encode again.",
+            CANARY_SAMPLE,
+            metavar="N",
+            most=MOST_SAMPLED,
+        ),
+    ] = None
+    most_failed_share: Annotated[
+        float | None,
+        limit(
+            "Let it fail if more than this share of its rows have errors that are not of their texts.",
+            MOST_FAILED_SHARE,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(ReindexOptions):
+    """The options of a run of any kind."""
+
+    sample: Annotated[
+        int | None,
+        limit("For a check: how many texts to encode again.", DEFAULT_SAMPLE, metavar="N", most=MOST_SAMPLED),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
