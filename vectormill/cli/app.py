@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from vectormill.cli import (
+from vectormill.cli import (  # noqa: F401 - an import adds the commands that belong to no group
     certify,
     collections,
     demo,
@@ -22,7 +22,6 @@ from vectormill.cli import (
     encode,
     estimate,
     exits,
-    extras,
     imports,
     items,
     jobs,
@@ -38,6 +37,8 @@ from vectormill.cli import (
     sources,
     webhooks,
 )
+from vectormill.cli.command import top
+from vectormill.extras import EXTRA_OF_COMMAND, refuse_hidden_packages
 
 # The commands as the help lists them, in the order in which a newcomer meets them.
 GROUPS: Final = {
@@ -144,24 +145,13 @@ def vectormill(
     if isinstance(context.obj, Globals):
         context.obj.is_debugging = debug
         context.obj.command = context.invoked_subcommand
-    if context.invoked_subcommand in extras.EXTRA_OF_COMMAND:
-        extras.refuse_hidden_packages()
+    if context.invoked_subcommand in EXTRA_OF_COMMAND:
+        refuse_hidden_packages()
 
 
-for group in (demo, encode, jobs, searches, service, processes, estimate, certify, doctor):
-    app.add_typer(group.app)
-app.add_typer(items.app, name="items")
-app.add_typer(keys.app, name="keys")
-app.add_typer(load.app, name="load")
-app.add_typer(models.app, name="models")
-app.add_typer(runs.reindex_app)
-app.add_typer(runs.app, name="runs")
-app.add_typer(schedules.app, name="schedules")
-collections.app.add_typer(imports.app)
-app.add_typer(collections.app, name="collections")
-app.add_typer(sources.app, name="sources")
-app.add_typer(sources.push_app)
-app.add_typer(webhooks.app, name="webhooks")
+app.add_typer(top)
+for group in (items, keys, load, models, runs, schedules, collections, sources, webhooks):
+    app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -4,9 +4,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import typer
-
-from vectormill.cli.command import Client, command
+from vectormill.cli.command import Client, command, top
 from vectormill.cli.exits import ITEMS_FAILED
 from vectormill.cli.files import name_output, tell_written
 from vectormill.cli.printing import Outcome, listing, print_facts, print_report, tell
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from worker.certificates.certificate import Certificate
     from worker.certificates.measuring import Choices, Tell
 
-app = typer.Typer()
 
 CERTIFY_CODES: Final = "Exit codes: 0 every promise is kept, 1 a promise is broken, 2 bad usage or input."
 VERIFY_CODES: Final = "Exit codes: 0 as certified, 1 not as certified, 2 bad usage or input."
@@ -45,7 +42,7 @@ def show_certificate(certificate: "Mapping[str, Any]") -> None:
 
 
 @command(
-    app,
+    top,
     "vectormill certify all-MiniLM-L6-v2",
     "vectormill certify ./my-model --precision fp32 --devices cpu --to my-model.json",
     note=CERTIFY_CODES,
@@ -141,7 +138,7 @@ def show_verdict(verdict: "Mapping[str, Any]") -> None:
 
 
 @command(
-    app,
+    top,
     "vectormill verify",
     "vectormill verify my-model.json",
     "vectormill verify JOB --sample 200",
@@ -211,7 +208,7 @@ def verify_results(job_id: "UUID", sample: int, data_dir: Path | None) -> Outcom
 
 
 @command(
-    app, "vectormill certificate JOB > certificate.jsonl", "vectormill certificate JOB -o certificate.jsonl"
+    top, "vectormill certificate JOB > certificate.jsonl", "vectormill certificate JOB -o certificate.jsonl"
 )
 def certificate(client: Client, job_id: str, *, out: Path = Path("-")) -> str | None:
     """Write the certificate of an ended job: its spec, a digest for each chunk, and the workers that computed it.
@@ -226,7 +223,7 @@ def certificate(client: Client, job_id: str, *, out: Path = Path("-")) -> str | 
 
 
 @command(
-    app,
+    top,
     "vectormill suspects",
     view=listing("job_id", "collection", "first_item", "num_items", "worker", "failed_at", "reason"),
 )

@@ -2,8 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -14,13 +13,14 @@ from vectormill.cli.command import Client, Names, command
 from vectormill.cli.exits import ITEMS_FAILED, JOB_NOT_COMPLETED, exit_code_of_job
 from vectormill.cli.files import name_output, tell_written
 from vectormill.cli.printing import (
+    Column,
     Outcome,
     follow,
     listing,
     make_report_console,
     print_json,
     print_report,
-    print_table,
+    tabulate,
     tell,
 )
 from vectormill.cli.runs import describe_outcome, look_at_indexing, look_at_run
@@ -28,6 +28,7 @@ from vectormill.collections.collection import RECORDS, SCORES, VECTORS
 from vectormill.collections.sizing import describe_bytes
 from vectormill.domain.encoding import DOT, EncodingOptions
 from vectormill.domain.errors import InvalidOption
+from vectormill.domain.options import find_given
 from vectormill.files.formats import OUTPUT_FORMATS, RowsName, describe_outputs
 from vectormill.files.outputs import check_outputs, choose_format
 
@@ -43,9 +44,6 @@ app = typer.Typer(
 
 # From the largest unit down: an age is shown in the first unit of which it has at least two.
 TIME_UNITS: Final = (("days", 86_400), ("h", 3600), ("min", 60))
-GENERATION_COLUMNS: Final = (
-    "id", "state", "model", "fingerprint", "rows", "vectors", "indexes", "attributes", "live since",
-)  # fmt: skip
 STATE_STYLES: Final = {
     "live": "bold green",
     "ready": "green",
@@ -66,15 +64,11 @@ Collection = Mapping[str, Any]
 Policy = Literal["auto", "hnsw", "none"]
 
 
-def show_created(made: Collection) -> None:
-    tell(f"Created collection {made['name']}: {describe_results(made)}.")
-
-
 @command(
     app,
     "vectormill collections create docs",
     "vectormill collections create docs --keep-text --language english --vector-type float32",
-    view=show_created,
+    view=lambda made: tell(f"Created collection {made['name']}: {describe_results(made)}."),
 )
 def create(
     client: Client,
@@ -93,11 +87,10 @@ def create(
         index: Policy for building an HNSW index.  [default: auto]
         multi_vector_codes (BITS, 0 or 2): Keep multi-vectors as residual codes of 2 bits a dimension.
     """
-    given = {name: value for name, value in asdict(options).items() if value is not None}
     return client.create_collection(
         collection,
         model=model,
-        options=given,
+        options=find_given(options),
         keep_text=keep_text,
         language=language,
         index_policy=index,
@@ -136,12 +129,12 @@ def show_collection(collection: Collection) -> None:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
     facts.add_column(overflow="fold")
-    for name, value in _facts(collection):
+    for name, value in describe_facts(collection):
         facts.add_row(name, value)
     console.print(facts)
-    for title, columns, rows in _sections(collection):
-        if rows:
-            print_report(title, columns, rows)
+    for title, find, columns in SECTIONS:
+        if records := list(find(collection)):
+            print_report(title, *tabulate(columns, records))
 
 
 @command(
@@ -357,18 +350,17 @@ def index(
         raise typer.Exit(exit_code_of_job(run["state"]))
 
 
+list_indexes = listing(
+    ("index", "name"),
+    "method",
+    ("state", lambda index: "ready" if index["is_valid"] else "not ready"),
+    ("size", lambda index: f"{index['num_bytes'] / (1 << 20):,.1f} MiB"),
+    ("last used", lambda index: (index["last_used_at"] or "never")[:19]),
+)
+
+
 def show_indexes(found: Mapping[str, Any]) -> None:
-    rows = [
-        (
-            each["name"],
-            each["method"],
-            "ready" if each["is_valid"] else "not ready",
-            f"{each['num_bytes'] / (1 << 20):,.1f} MiB",
-            (each["last_used_at"] or "never")[:19],
-        )
-        for each in found["indexes"]
-    ]
-    print_table(("index", "method", "state", "size", "last used"), rows)
+    list_indexes(found["indexes"])
     typer.echo(f"Policy {found['policy']}, {found['num_rows']:,} rows.")
     for plan in (found["plan"], found["sparse_plan"]):
         for reason in () if plan is None else plan["reasons"]:
@@ -403,61 +395,62 @@ def describe_age(seconds: float | None) -> str:
     return f"{max(seconds, 0):.0f} s ago"
 
 
-def _sections(collection: Collection) -> Iterator[tuple[str, tuple[str, ...], Sequence[Sequence[Any]]]]:
-    """Yield the title, the columns and the rows of each table below the facts."""
-    generations = [
+def state_of(record: Mapping[str, Any]) -> "Text":
+    """Return the state of a record in its colour, with the phase of a run."""
+    from rich.text import Text
+
+    state = record["state"]
+    told = f"{state} ({record['phase']})" if record.get("phase") else state
+    return Text(told, style=STATE_STYLES.get(state, ""))
+
+
+def number(field: str) -> tuple[str, Callable[[Any], str]]:
+    return field.removeprefix("num_"), lambda record: f"{record[field]:,}"
+
+
+def size(title: str, field: str) -> tuple[str, Callable[[Any], str]]:
+    return title, lambda record: describe_bytes(record[field])
+
+
+def moment(title: str, field: str) -> tuple[str, Callable[[Any], str]]:
+    return title, lambda record: describe_moment(record[field])
+
+
+STATE: Final = ("state", state_of)
+# The tables below the facts of a collection: the title, the records, and the columns as of a listing.
+SECTIONS: Final[tuple[tuple[str, Callable[[Collection], Iterable[Mapping[str, Any]]], Sequence[Column]], ...]] = (
+    (
+        "generations",
+        lambda collection: collection["generations"],
         (
-            each["id"],
-            _state(each["state"]),
-            each["model"],
-            each["fingerprint"],
-            f"{each['num_rows']:,}",
-            describe_bytes(each["table_bytes"]),
-            describe_bytes(each["index_bytes"]),
-            describe_bytes(each["attribute_bytes"]),
-            _moment(each["live_at"]),
-        )
-        for each in collection["generations"]
-    ]
-    yield "generations", GENERATION_COLUMNS, generations
-    indexes = [
+            "id", STATE, "model", "fingerprint", number("num_rows"), size("vectors", "table_bytes"),
+            size("indexes", "index_bytes"), size("attributes", "attribute_bytes"), moment("live since", "live_at"),
+        ),
+    ),
+    (
+        "indexes",
+        lambda collection: [index for each in collection["generations"] for index in each["indexes"]],
+        ("name", STATE, size("size", "num_bytes"), ("on", lambda index: index["definition"].partition(" USING ")[2])),
+    ),
+    (
+        "jobs that write to it",
+        lambda collection: collection["open_jobs"],
+        ("id", STATE, ("items", lambda job: f"{job['num_done'] + job['num_failed']:,} of {job['num_items']:,}")),
+    ),
+    (
+        "schedules",
+        lambda collection: collection["schedules"],
         (
-            index["name"],
-            _state(index["state"]),
-            describe_bytes(index["num_bytes"]),
-            index["definition"].partition(" USING ")[2],
-        )
-        for generation in collection["generations"]
-        for index in generation["indexes"]
-    ]
-    yield "indexes", ("name", "state", "size", "on"), indexes
-    jobs = [
-        (job["id"], _state(job["state"]), f"{job['num_done'] + job['num_failed']:,} of {job['num_items']:,}")
-        for job in collection["open_jobs"]
-    ]
-    yield "jobs that write to it", ("id", "state", "items"), jobs
-    schedules = [
-        (
-            each["name"],
-            each["cron"],
-            each["timezone"],
-            "paused" if each["is_paused"] else _moment(each["next_due_at"]),
-        )
-        for each in collection["schedules"]
-    ]
-    yield "schedules", ("name", "cron", "timezone", "next due"), schedules
-    runs = [
-        (
-            run["id"],
-            run["kind"],
-            _state(run["state"] if run["phase"] is None else f"{run['state']} ({run['phase']})"),
-            f"{run['num_seen']:,}",
-            f"{run['num_failed']:,}",
-            _moment(run["finished_at"]),
-        )
-        for run in collection["runs"]
-    ]
-    yield "last runs", ("id", "kind", "state", "seen", "failed", "ended"), runs
+            "name", "cron", "timezone",
+            ("next due", lambda each: "paused" if each["is_paused"] else describe_moment(each["next_due_at"])),
+        ),
+    ),
+    (
+        "last runs",
+        lambda collection: collection["runs"],
+        ("id", "kind", STATE, number("num_seen"), number("num_failed"), moment("ended", "finished_at")),
+    ),
+)  # fmt: skip
 
 
 def describe_results(collection: Collection) -> str:
@@ -474,15 +467,35 @@ def describe_results(collection: Collection) -> str:
     return f"{model}, {collection['dimensions']} dimensions{how}"
 
 
-def _facts(collection: Collection) -> "Iterator[tuple[str, Text]]":
+def describe_facts(collection: Collection) -> "Iterator[tuple[str, Text]]":
+    """Yield the facts of a collection, each with its name."""
     from rich.text import Text
 
+    live = next(each for each in collection["generations"] if each["state"] == "live")
     exact = collection["exact_rows"]
     yield "rows", Text(f"{exact:,}" if exact is not None else f"about {collection['num_rows']:,}")
-    yield "on disk", Text(_describe_disk(collection))
-    yield "index", Text(f"policy {collection['index_policy']}; {_describe_index(collection)}")
-    yield "coverage", _describe_coverage(collection["coverage"])
-    yield "staleness", Text(_describe_staleness(collection["staleness"]))
+    parts = (("vectors", "table_bytes"), ("indexes", "index_bytes"), ("attributes", "attribute_bytes"))
+    told = ", ".join(f"{name} {describe_bytes(live[field])}" for name, field in parts)
+    yield "on disk", Text(f"{describe_bytes(collection['num_bytes'])} (live: {told})")
+    found = [index for index in live["indexes"] if index["method"] in ("hnsw", "ivfflat")]
+    indexes = ", ".join(f"{index['method']} {index['state']}" for index in found)
+    indexes = indexes or "none, so a search reads every row"
+    yield "index", Text(f"policy {collection['index_policy']}; {indexes}")
+    coverage = collection["coverage"]
+    if coverage is None:
+        text = Text("unknown: no re-index has finished yet")
+    else:
+        text = Text(f"{coverage['share']:.2%} of {coverage['num_seen']:,} rows of the source")
+        if coverage["num_failed"]:
+            keys = ", ".join(coverage["failed_keys"][:5])
+            text.append(f"; {coverage['num_failed']:,} failed: {keys}", style="yellow")
+    yield "coverage", text
+    staleness = collection["staleness"]
+    told = f"re-indexed {describe_age(staleness['stale_seconds'])}"
+    if staleness["num_waiting_changes"]:
+        since = describe_moment(staleness["oldest_change_at"])
+        told += f", {staleness['num_waiting_changes']:,} changes waiting since {since}"
+    yield "staleness", Text(told)
     texts = f"kept, searched as {collection['language']}" if collection["keep_text"] else "not kept"
     yield "texts", Text(texts)
     if collection.get("note"):
@@ -492,57 +505,15 @@ def _facts(collection: Collection) -> "Iterator[tuple[str, Text]]":
             each.get("field", each) if isinstance(each, Mapping) else each for each in collection["filters"]
         )
         yield "filters", Text(", ".join(map(str, names)))
-    source = collection["source"]
-    yield "source", Text(_describe_source(source) if source else "none: rows come from jobs and puts")
-    yield "made", Text(_moment(collection["created_at"]))
+    if source := collection["source"]:
+        options = ", ".join(f"{name}={value}" for name, value in source["options"].items())
+        yield "source", Text(f"{source['kind']}: {options}" if options else source["kind"])
+    else:
+        yield "source", Text("none: rows come from jobs and puts")
+    yield "made", Text(describe_moment(collection["created_at"]))
 
 
-def _describe_disk(collection: Collection) -> str:
-    live = next(each for each in collection["generations"] if each["state"] == "live")
-    parts = (("vectors", "table_bytes"), ("indexes", "index_bytes"), ("attributes", "attribute_bytes"))
-    told = ", ".join(f"{name} {describe_bytes(live[field])}" for name, field in parts)
-    return f"{describe_bytes(collection['num_bytes'])} (live: {told})"
-
-
-def _describe_index(collection: Collection) -> str:
-    live = next(each for each in collection["generations"] if each["state"] == "live")
-    found = [index for index in live["indexes"] if index["method"] in ("hnsw", "ivfflat")]
-    if not found:
-        return "none, so a search reads every row"
-    return ", ".join(f"{index['method']} {index['state']}" for index in found)
-
-
-def _describe_coverage(coverage: Mapping[str, Any] | None) -> "Text":
-    from rich.text import Text
-
-    if coverage is None:
-        return Text("unknown: no re-index has finished yet")
-    text = Text(f"{coverage['share']:.2%} of {coverage['num_seen']:,} rows of the source")
-    if coverage["num_failed"]:
-        keys = ", ".join(coverage["failed_keys"][:5])
-        text.append(f"; {coverage['num_failed']:,} failed: {keys}", style="yellow")
-    return text
-
-
-def _describe_staleness(staleness: Mapping[str, Any]) -> str:
-    told = f"re-indexed {describe_age(staleness['stale_seconds'])}"
-    if staleness["num_waiting_changes"]:
-        told += f", {staleness['num_waiting_changes']:,} changes waiting since {_moment(staleness['oldest_change_at'])}"
-    return told
-
-
-def _describe_source(source: Mapping[str, Any]) -> str:
-    options = ", ".join(f"{name}={value}" for name, value in source["options"].items())
-    return f"{source['kind']}: {options}" if options else source["kind"]
-
-
-def _state(state: str) -> "Text":
-    from rich.text import Text
-
-    return Text(state, style=STATE_STYLES.get(state.partition(" ")[0], ""))
-
-
-def _moment(moment: str | None) -> str:
+def describe_moment(moment: str | None) -> str:
     return datetime.fromisoformat(moment).strftime("%Y-%m-%d %H:%M UTC") if moment else ""
 
 
@@ -550,7 +521,7 @@ def print_check(collection: str, report: Mapping[str, Any]) -> None:
     print_report(
         f"Check of {collection}, generation {report['generation']}",
         ("checked", "found", ""),
-        list(_describe(report)),
+        list(describe_check(report)),
     )
     for problem in report["problems"]:
         typer.echo(f"Problem: {problem}")
@@ -560,29 +531,8 @@ def print_check(collection: str, report: Mapping[str, Any]) -> None:
         typer.echo("No problems found.")
 
 
-def _describe(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    yield from _describe_results(report)
-    recall = report["recall"]
-    if recall is not None:
-        yield (
-            f"recall@{recall['limit']}",
-            f"{recall['value']:.4f}",
-            f"{recall['index']}, {recall['num_queries']} queries against an exact search",
-        )
-    texts = report.get("texts")
-    if texts and texts["num_compared"]:
-        agreement = f"agreement at least {texts['smallest']:.5f}, {texts['mean']:.5f} on average"
-        yield "texts encoded again", f"{texts['num_compared']:,}", f"{agreement}; {texts['reason']}"
-    hashes = report["hashes"]
-    if hashes["num_compared"]:
-        yield "hashes of kept texts", f"{hashes['num_compared']:,}", f"{hashes['num_differing']:,} differ"
-    strays = report["strays"]
-    num_strays = strays["num_attributes_without_row"] + strays["num_rows_of_deleted_keys"]
-    yield "strays", f"{num_strays:,}", f"the view reads {strays['view_reads']}"
-
-
-def _describe_results(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the report's lines on vectors, scores or records, depending on the collection's kind."""
+def describe_check(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield what was checked, what was found, and a remark; results by the kind of the collection."""
     if vectors := report.get("vectors"):
         num_broken = vectors["num_not_finite"] + vectors["num_zero"] + vectors["num_odd_norms"]
         norms = ""
@@ -597,3 +547,16 @@ def _describe_results(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str
     if records := report.get("records"):
         found = f"{records['num_rows']:,} rows, {records['num_broken']:,} invalid"
         yield "records", found, f"nothing found in {records['num_empty']:,}"
+    if recall := report["recall"]:
+        remark = f"{recall['index']}, {recall['num_queries']} queries against an exact search"
+        yield f"recall@{recall['limit']}", f"{recall['value']:.4f}", remark
+    texts = report.get("texts")
+    if texts and texts["num_compared"]:
+        agreement = f"agreement at least {texts['smallest']:.5f}, {texts['mean']:.5f} on average"
+        yield "texts encoded again", f"{texts['num_compared']:,}", f"{agreement}; {texts['reason']}"
+    hashes = report["hashes"]
+    if hashes["num_compared"]:
+        yield "hashes of kept texts", f"{hashes['num_compared']:,}", f"{hashes['num_differing']:,} differ"
+    strays = report["strays"]
+    num_strays = strays["num_attributes_without_row"] + strays["num_rows_of_deleted_keys"]
+    yield "strays", f"{num_strays:,}", f"the view reads {strays['view_reads']}"

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 else:
     Client = Any  # the client takes long to import, and commands need it only to run
 
+# The commands that belong to no group.
+top: Final = typer.Typer()
+
 ROWS_HELP: Final = f"{describe_outputs(of_rows=True)}; or - for stdout."
 # The type of an option that takes several names: it is repeated, or its value separates them by commas. Patterns and
 # conditions, in which a comma may occur, are `list[str]` and only repeated.

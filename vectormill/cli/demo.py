@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from vectormill.cli.command import command
+from vectormill.cli.command import command, top
 from vectormill.cli.exits import EXIT_CODES_HELP, ITEMS_FAILED, CommandFailed, exit_code_of_job
 from vectormill.cli.jobs import summarize_job, watch_job
 from vectormill.cli.printing import print_json, print_report, tell
@@ -28,10 +28,8 @@ COLLECTION: Final = "docstrings"
 QUERIES: Final = ("how to parse a date", "compress data without loss", "run a function in another process")
 NEAREST: Final = 5
 
-app = typer.Typer()
 
-
-@command(app, "vectormill demo --keep", "vectormill demo --model ./bge-m3", note=EXIT_CODES_HELP)
+@command(top, "vectormill demo --keep", "vectormill demo --model ./bge-m3", note=EXIT_CODES_HELP)
 def demo(
     *,
     data_dir: Path | None = None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from vectormill import __version__
-from vectormill.cli.command import command
+from vectormill.cli.command import command, top
 from vectormill.cli.exits import describe
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.extras import compose_install
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from vectormill.models.model_card import ModelCard
     from vectormill.settings import Settings
 
-app = typer.Typer()
 
 OK: Final = "ok"
 WARN: Final = "warn"
@@ -45,8 +44,17 @@ FIND_PGVECTOR: Final = (
     "SELECT installed_version, default_version FROM pg_available_extensions WHERE name = 'vector'"
 )
 
+# The service's role, and how many tables of ours it may not write.
+FIND_ROLE: Final = """
+    SELECT rolname AS name, rolsuper AS is_superuser,
+           (SELECT count(*) FROM pg_class
+             WHERE relnamespace = to_regnamespace('vectormill') AND relkind IN ('r', 'p')
+               AND relname <> 'alembic_version' AND NOT has_table_privilege(oid, 'INSERT')) AS num_denied
+      FROM pg_roles WHERE rolname = current_user
+"""
 
-@command(app, "vectormill doctor --json", note="Exit codes: 0 nothing failed, 1 something did.")
+
+@command(top, "vectormill doctor --json", note="Exit codes: 0 nothing failed, 1 something did.")
 def doctor(*, api_url: str | None = None, data_dir: Path | None = None, json: bool = False) -> None:
     """Check Python, packages, disk, memory, servers, devices and models, and say what to do."""
     from rich.console import Console
@@ -150,6 +158,7 @@ def check_memory(settings: "Settings") -> Iterator[Finding]:
 
 
 def check_postgres(settings: "Settings") -> Iterator[Finding]:
+    """Yield findings on Postgres: its version, pgvector, the rights of the service's role, and the newest migration."""
     if settings.database_url is None:
         from vectormill.embedded.binaries import find_postgres
 
@@ -158,17 +167,66 @@ def check_postgres(settings: "Settings") -> Iterator[Finding]:
             "postgres", OK, f"embedded, version {found.major_version}, started by `up` and `encode`"
         )
         return
-    yield from ask_postgres(settings.database_url, has_reader=settings.reader_database_url is not None)
+    from sqlalchemy import text
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from vectormill.db.migrations import find_missing_revision
+    from vectormill.db.session import make_engine
+    from vectormill.domain.errors import ConfigurationError
+
+    engine = make_engine(settings.database_url, application_name="vectormill doctor", pool_size=1)
+    try:
+        with engine.connect() as connection:
+            number = int(connection.execute(text("SHOW server_version_num")).scalar_one())
+            yield judge_postgres(number, connection.execute(text("SHOW server_version")).scalar_one())
+            pgvector = connection.execute(text(FIND_PGVECTOR)).one_or_none()
+            yield judge_pgvector(*(pgvector or (None, None)))
+            yield judge_role(
+                **connection.execute(text(FIND_ROLE)).one()._mapping,
+                has_reader=settings.reader_database_url is not None,
+            )
+        missing = find_missing_revision(engine)
+    except SQLAlchemyError as error:
+        cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        host = engine.url.render_as_string(hide_password=True)
+        yield Finding("postgres", FAIL, f"{host}: {cause}", "Start it, or correct VECTORMILL_DATABASE_URL.")
+        return
+    except ConfigurationError as error:
+        yield Finding("migrations", FAIL, "this release cannot migrate the database", str(error))
+        return
+    finally:
+        engine.dispose()
+    if missing is None:
+        yield Finding("migrations", OK, "the schema is current")
+    else:
+        yield Finding("migrations", FAIL, f"revision {missing} is missing", "Run `vectormill migrate`.")
 
 
 def check_redis(settings: "Settings") -> Iterator[Finding]:
+    """Yield whether Redis is reachable, and never evicts keys: an evicted queue is lost until the reaper runs."""
     if settings.redis_url is None:
         from vectormill.embedded.binaries import find_valkey_server
 
         find_valkey_server()
         yield Finding("redis", OK, "embedded Valkey, started by `up` and `encode`")
         return
-    yield from ask_redis(settings.redis_url)
+    import redis
+
+    try:
+        with redis.Redis.from_url(
+            settings.redis_url, socket_connect_timeout=TIMEOUT_SECONDS, socket_timeout=TIMEOUT_SECONDS
+        ) as connection:
+            server = connection.info("server")
+            policy = connection.info("memory").get("maxmemory_policy", "unknown")
+    except (redis.RedisError, OSError, ValueError) as error:
+        yield Finding("redis", FAIL, f"{error}", "Start it, or correct VECTORMILL_REDIS_URL.")
+        return
+    name = "Valkey" if "valkey_version" in server else "Redis"
+    detail = f"{name} {server.get('valkey_version', server.get('redis_version'))}, maxmemory-policy {policy}"
+    if policy == "noeviction":
+        yield Finding("redis", OK, detail)
+    else:
+        yield Finding("redis", WARN, detail, "Set maxmemory-policy noeviction, or messages may be dropped.")
 
 
 def check_service(settings: "Settings") -> Iterator[Finding]:
@@ -235,50 +293,6 @@ def describe_results(card: "ModelCard") -> str:
     return ", ".join(sizes[output] for output in card.outputs)
 
 
-# The service's role, and how many tables of ours it may not write.
-FIND_ROLE: Final = """
-    SELECT rolname AS name, rolsuper AS is_superuser,
-           (SELECT count(*) FROM pg_class
-             WHERE relnamespace = to_regnamespace('vectormill') AND relkind IN ('r', 'p')
-               AND relname <> 'alembic_version' AND NOT has_table_privilege(oid, 'INSERT')) AS num_denied
-      FROM pg_roles WHERE rolname = current_user
-"""
-
-
-def ask_postgres(url: str, *, has_reader: bool) -> Iterator[Finding]:
-    """Yield findings on Postgres: its version, pgvector, the rights of the service's role, and the newest migration."""
-    from sqlalchemy import text
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from vectormill.db.migrations import find_missing_revision
-    from vectormill.db.session import make_engine
-    from vectormill.domain.errors import ConfigurationError
-
-    engine = make_engine(url, application_name="vectormill doctor", pool_size=1)
-    try:
-        with engine.connect() as connection:
-            number = int(connection.execute(text("SHOW server_version_num")).scalar_one())
-            yield judge_postgres(number, connection.execute(text("SHOW server_version")).scalar_one())
-            pgvector = connection.execute(text(FIND_PGVECTOR)).one_or_none()
-            yield judge_pgvector(*(pgvector or (None, None)))
-            yield judge_role(**connection.execute(text(FIND_ROLE)).one()._mapping, has_reader=has_reader)
-        missing = find_missing_revision(engine)
-    except SQLAlchemyError as error:
-        cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-        host = engine.url.render_as_string(hide_password=True)
-        yield Finding("postgres", FAIL, f"{host}: {cause}", "Start it, or correct VECTORMILL_DATABASE_URL.")
-        return
-    except ConfigurationError as error:
-        yield Finding("migrations", FAIL, "this release cannot migrate the database", str(error))
-        return
-    finally:
-        engine.dispose()
-    if missing is None:
-        yield Finding("migrations", OK, "the schema is current")
-    else:
-        yield Finding("migrations", FAIL, f"revision {missing} is missing", "Run `vectormill migrate`.")
-
-
 def judge_postgres(number: int, name: str) -> Finding:
     """Return the finding on a Postgres version; `number` is server_version_num, `name` its usual name."""
     if number < TESTED_POSTGRES:
@@ -322,30 +336,6 @@ def judge_pgvector(installed: str | None, available: str | None) -> Finding:
     if installed is None:
         return Finding("pgvector", OK, f"version {found} is available; `vectormill migrate` enables it")
     return Finding("pgvector", OK, f"version {found}")
-
-
-def ask_redis(url: str) -> Iterator[Finding]:
-    """Yield findings on Redis: whether it is reachable and never evicts keys.
-
-    An evicted queue is lost until the reaper runs.
-    """
-    import redis
-
-    try:
-        with redis.Redis.from_url(
-            url, socket_connect_timeout=TIMEOUT_SECONDS, socket_timeout=TIMEOUT_SECONDS
-        ) as connection:
-            server = connection.info("server")
-            policy = connection.info("memory").get("maxmemory_policy", "unknown")
-    except (redis.RedisError, OSError, ValueError) as error:
-        yield Finding("redis", FAIL, f"{error}", "Start it, or correct VECTORMILL_REDIS_URL.")
-        return
-    name = "Valkey" if "valkey_version" in server else "Redis"
-    detail = f"{name} {server.get('valkey_version', server.get('redis_version'))}, maxmemory-policy {policy}"
-    if policy == "noeviction":
-        yield Finding("redis", OK, detail)
-    else:
-        yield Finding("redis", WARN, detail, "Set maxmemory-policy noeviction, or messages may be dropped.")
 
 
 def ask_api(url: str, api_key: str | None) -> Iterator[Finding]:
@@ -424,14 +414,17 @@ def describe_installation() -> Iterator[str]:
     from worker.devices.detect import detect_processor
 
     features, processor = detect_processor()
-    yield f"vectormill {__version__}"
-    yield _line("schema", f"{find_newest_revision()}, installed by `vectormill migrate`")
-    yield _line("python", f"{platform.python_version()} on {platform.platform()}")
-    yield _line("processor", f"{processor}: {', '.join(sorted(features)) or 'no special instructions'}")
+    told = {
+        "schema": f"{find_newest_revision()}, installed by `vectormill migrate`",
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        "processor": f"{processor}: {', '.join(sorted(features)) or 'no special instructions'}",
+    }
     for name, distribution in (*((each.package, each.package) for each in BACKENDS.values()), *PARTS):
         found = find_version(distribution)
-        place = "embedded " if distribution != name and found else ""
-        yield _line(name, f"{place}{found}" if found else "not installed")
+        place = "embedded " if distribution != name else ""
+        told[name] = f"{place}{found}" if found else "not installed"
+    yield f"vectormill {__version__}"
+    yield from (f"  {name:<14}{value}" for name, value in told.items())
 
 
 def find_version(distribution: str) -> str | None:
@@ -440,7 +433,3 @@ def find_version(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
-
-
-def _line(name: str, value: str) -> str:
-    return f"  {name:<14}{value}"

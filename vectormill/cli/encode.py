@@ -3,7 +3,7 @@
 They use a running service, or start one for the duration of the command.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import typer
 
-from vectormill.cli.command import Client, command
+from vectormill.cli.command import Client, command, top
 from vectormill.cli.exits import EXIT_CODES_HELP, JOB_NOT_COMPLETED, CommandFailed, exit_code_of_job
 from vectormill.cli.files import name_file, name_output, read_input
 from vectormill.cli.jobs import describe_long_texts, describe_missing_prompt, job_seconds, watch_job
@@ -28,8 +28,6 @@ from vectormill.files.outputs import (
     open_replacement,
     write_vectors,
 )
-
-app = typer.Typer()
 
 SHOWN_ERRORS: Final = 10
 
@@ -63,7 +61,7 @@ def show_encoded(job: Job) -> None:
 
 
 @command(
-    app,
+    top,
     "vectormill encode papers.jsonl -o papers.parquet",
     "vectormill encode papers.csv -o papers.npy --key-field doi --text-field abstract",
     note=EXIT_CODES_HELP,
@@ -90,7 +88,7 @@ def encode(
 
 
 @command(
-    app,
+    top,
     "vectormill score pairs.jsonl -o scores.jsonl --model reranker",
     "vectormill score pairs.csv -o scores.parquet --text-field question --pair-field answer",
     note=EXIT_CODES_HELP,
@@ -121,7 +119,7 @@ def score(
 
 
 @command(
-    app,
+    top,
     "vectormill extract texts.jsonl --schema schema.json -o records.jsonl --model rex",
     note='schema.json: {"person": {"born in": null}, "organization": null}\n\n' + EXIT_CODES_HELP,
     view=show_encoded,
@@ -157,7 +155,12 @@ def extract(
     }
     ended = carry_out(input, files, format, wanted, schema=schema)
     if show:
-        _show_spans(input, files, show)
+        import msgspec
+
+        texts = read_input(input, files.key_field, files.text_field, strict=files.strict)
+        with files.out.open("rb") as lines:
+            for line in show_texts(texts, map(msgspec.json.decode, lines), show):
+                typer.echo(line)
     return ended
 
 
@@ -253,17 +256,48 @@ def _report_failures(client: Client, job: Job, errors: Path | None) -> None:
                 file.write(encode_line(error))
 
 
-def _show_spans(input: str, files: FileCommand, most: int) -> None:
-    """Print the first texts that have records, with their spans marked."""
-    import msgspec
+def mark_spans(text: str, records: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+    """Return the text with each span in brackets, followed by its types: `[Ada](person) wrote it.`
 
-    from vectormill.cli.spans import show_texts
+    Records are as the API returns them: paths of steps {"type", "span", "offset"}. Labels that are not spans of the
+    text, such as a class, come before the text.
+    """
+    types: dict[tuple[int, int], dict[str, None]] = {}
+    labels: dict[str, None] = {}
+    for record in records:
+        for step in record:
+            start, end = step["offset"]
+            if text[start:end] == step["span"] and start < end:
+                types.setdefault((start, end), {})[step["type"]] = None
+            else:
+                labels[step["type"]] = None
+    marks: dict[int, list[tuple[int, str]]] = {}
+    for (start, end), names in types.items():
+        # At the same position, inner spans close before outer ones, and outer ones open before inner ones.
+        marks.setdefault(start, []).append((1_000_000 - end, "["))
+        marks.setdefault(end, []).append((-start, f"]({', '.join(names)})"))
+    parts, before = [], 0
+    for place in sorted(marks):
+        parts.append(text[before:place])
+        parts += [mark for _, mark in sorted(marks[place], key=lambda each: (each[1] == "[", each[0]))]
+        before = place
+    parts.append(text[before:])
+    return "".join([*(f"({label}) " for label in labels), *parts])
 
-    texts = read_input(input, files.key_field, files.text_field, strict=files.strict)
-    with files.out.open("rb") as lines:
-        rows = (msgspec.json.decode(line) for line in lines)
-        for line in show_texts(texts, rows, most):
-            typer.echo(line)
+
+def show_texts(items: Iterable[Mapping[str, Any]], rows: Iterable[Mapping[str, Any]], most: int) -> list[str]:
+    """Return a line for each of the first `most` texts that have records.
+
+    Items and rows come in the order of submission.
+    """
+    lines: list[str] = []
+    texts = iter(items)
+    for row in rows:
+        if len(lines) == most:
+            break
+        text = next(item["text"] for item in texts if item["key"] == row["key"])
+        lines.append(f"{row['key']}: {mark_spans(text, row['output'])}")
+    return lines
 
 
 def _read_schema(path: Path) -> str:

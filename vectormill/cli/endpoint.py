@@ -105,7 +105,7 @@ def find_database(data_dir: Path | None, *, is_migrated: bool, has_data: bool = 
         yield settings
         return
     from vectormill.db.migrations import migrate
-    from vectormill.embedded.cluster import has_cluster
+    from vectormill.embedded.postgres import has_cluster
     from vectormill.embedded.stack import EmbeddedStack
 
     directory = settings.data_dir.expanduser()

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from vectormill.cli.command import Client, Names, command
+from vectormill.cli.command import Client, Names, command, top
 from vectormill.cli.files import read_input
 from vectormill.cli.printing import print_facts, tell
-from vectormill.cli.sources import leave_out
 from vectormill.collections.sizing import describe_bytes
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidOption, UnknownModel
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
     from vectormill.quotes.estimate import Estimate
 
-
-app = typer.Typer()
 
 MEASURED_SHARE = 0.15
 MOST = 1e15
@@ -79,7 +76,7 @@ def describe_size(num_bytes: float) -> str:
 
 
 @command(
-    app,
+    top,
     "vectormill estimate --rows 5e6 --tokens 256 --devices 2x80GiB@sm_90,16cores,128GiB",
     "vectormill estimate --rows 2e6 --tokens 120 --model bge-m3 --tokens-per-second 40000 --price 2.5",
     note="The interval is wide, because only the arithmetic of the model and the devices is known. "
@@ -131,7 +128,7 @@ def estimate(
 
 
 @command(
-    app,
+    top,
     "vectormill quote tickets.parquet --text-field body --collection tickets --price 2.5",
     'vectormill quote --sql "SELECT id AS key, body AS text FROM tickets" --url-env TICKETS_URL',
     "vectormill quote 's3://bucket/articles/*.parquet' --text-field body --model bge-m3",
@@ -189,7 +186,9 @@ def quote(
         told = client.quote_reindex(reindex, model=model, **encoding)
     elif sql is not None:
         named = {"query": sql, **columns, "key": key_field or "key", "text_pair": pair, "url_env": url_env}
-        told = client.quote_source("sql", leave_out(named), **chosen)
+        told = client.quote_source(
+            "sql", {name: value for name, value in named.items() if value not in (None, [])}, **chosen
+        )
     elif input is not None and "://" in input:
         told = client.quote_objects(input, **columns, pair=pair, format=format, **chosen)
     else:
@@ -259,7 +258,7 @@ def add_price(figures: dict[str, Any], price: float | None) -> dict[str, Any]:
 
 
 @command(
-    app,
+    top,
     note="Examples:\n\n"
     "  vectormill plan --model all-MiniLM-L6-v2\n\n"
     "  vectormill plan --model my-7b --devices 4x24GiB,nvlink --precision bf16\n\n"

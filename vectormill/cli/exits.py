@@ -8,8 +8,8 @@ import os
 import sys
 from typing import Any, Final
 
-from vectormill.cli.extras import describe_missing_package, find_missing_package
 from vectormill.domain.errors import Unavailable, VectormillError
+from vectormill.extras import describe_missing_package, find_missing_package
 from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS
 
 SUCCESS: Final = 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
+from vectormill.cli.collections import app
 from vectormill.cli.command import Client, Names, command
 from vectormill.cli.printing import tell
 from vectormill.domain.encoding import EncodingOptions
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from vectormill.domain.encoding import EncodingSpec
     from vectormill.sources.reader import SourcePlace
     from vectormill.sources.vectors import ImportColumns, VectorRows, VectorSource
-
-# A command of `vectormill collections`.
-app = typer.Typer()
 
 # The number of texts that workers encode, once of the first rows and once of all of them.
 SAMPLE_TEXTS: Final = 100

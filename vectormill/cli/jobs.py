@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import typer
 
-from vectormill.cli.command import Client, Names, command
+from vectormill.cli.command import Client, Names, command, top
 from vectormill.cli.exits import EXIT_CODES_HELP, UNAVAILABLE, CommandFailed, exit_code_of_job
 from vectormill.cli.files import name_file, name_output, read_input, tell_written
 from vectormill.cli.printing import follow, listing, print_facts, print_json, tell
@@ -23,8 +23,6 @@ from vectormill.files.formats import PAIR_FIELD, InputName, OutputName
 from vectormill.files.outputs import check_vectors, choose_format, write_vectors
 from vectormill.jobs.bottleneck import WAIT
 from vectormill.jobs.job import CANCELLING, JobOptions
-
-app = typer.Typer()
 
 # Fields that are shown as sentences; --json prints them unchanged.
 STAGE_FIELDS: Final = ("stages", "bound_by", "stage_seconds")
@@ -51,7 +49,7 @@ def show_submitted(job: Job) -> None:
 
 
 @command(
-    app,
+    top,
     "vectormill submit papers.jsonl.gz --collection papers",
     "zcat *.gz | jq -c '{key: .doi, text: .abstract}' | vectormill submit - --collection papers",
     "vectormill submit 's3://bucket/articles/*.parquet' --text-field body --key-field id --to s3://bucket/vectors",
@@ -137,7 +135,7 @@ def parse_metadata(text: str | None) -> dict[str, Any] | None:
 
 
 @command(
-    app,
+    top,
     "vectormill jobs --state running",
     "vectormill jobs --collection docs --since 2026-11-23",
     view=listing(
@@ -177,7 +175,7 @@ def jobs(
     return itertools.islice(found, limit)
 
 
-@command(app, "vectormill status JOB --watch", "vectormill status", note=f"With --watch: {EXIT_CODES_HELP}")
+@command(top, "vectormill status JOB --watch", "vectormill status", note=f"With --watch: {EXIT_CODES_HELP}")
 def status(client: Client, job_id: str | None = None, *, watch: bool = False, json: bool = False) -> None:
     """Show a job's progress, or the workers with their rates, memory and bottleneck, and the schedules.
 
@@ -204,7 +202,7 @@ def status(client: Client, job_id: str | None = None, *, watch: bool = False, js
 
 
 @command(
-    app,
+    top,
     "vectormill pause JOB",
     "vectormill jobs --state running --json | jq -r .id | xargs -n 1 vectormill pause",
     view=show_job,
@@ -214,25 +212,25 @@ def pause(client: Client, job_id: str) -> Job:
     return client.pause(job_id)
 
 
-@command(app, "vectormill resume JOB && vectormill status JOB --watch", view=show_job)
+@command(top, "vectormill resume JOB && vectormill status JOB --watch", view=show_job)
 def resume(client: Client, job_id: str) -> Job:
     """Resume a paused job where it stopped."""
     return client.resume(job_id)
 
 
-@command(app, "vectormill cancel JOB", view=show_job)
+@command(top, "vectormill cancel JOB", view=show_job)
 def cancel(client: Client, job_id: str) -> Job:
     """Cancel a job. Vectors that are already committed stay."""
     return client.cancel(job_id)
 
 
-@command(app, "vectormill retry JOB && vectormill status JOB --watch", view=show_job)
+@command(top, "vectormill retry JOB && vectormill status JOB --watch", view=show_job)
 def retry(client: Client, job_id: str) -> Job:
     """Encode only the failed items of a job again. A paused job stays paused."""
     return client.retry(job_id)
 
 
-@command(app, "vectormill delete JOB", "vectormill cancel JOB && vectormill delete JOB")
+@command(top, "vectormill delete JOB", "vectormill cancel JOB && vectormill delete JOB")
 def delete(client: Client, job_id: str) -> str:
     """Delete an ended job with its texts, errors and vectors. Rows in collections stay."""
     job = client.job(job_id)
@@ -242,20 +240,20 @@ def delete(client: Client, job_id: str) -> str:
     return f"Deleted job {job['id']}."
 
 
-@command(app, "vectormill errors JOB --json > failed.jsonl", view=listing("key", "code", "detail"))
+@command(top, "vectormill errors JOB --json > failed.jsonl", view=listing("key", "code", "detail"))
 def errors(client: Client, job_id: str) -> Iterator[Mapping[str, Any]]:
     """List a job's failed items with their codes and reasons."""
     return client.errors(job_id)
 
 
-@command(app, "vectormill truncated JOB > cut.txt", view=listing("key"))
+@command(top, "vectormill truncated JOB > cut.txt", view=listing("key"))
 def truncated(client: Client, job_id: str) -> Iterator[Mapping[str, Any]]:
     """List the keys of a job's texts that were cut because they were too long."""
     return client.truncated(job_id)
 
 
 @command(
-    app,
+    top,
     "vectormill export JOB -o vectors.parquet",
     "vectormill export JOB -o - | jq .key",
     note="npy has no keys: they are written to vectors.npy.keys.txt, one JSON string per line.",

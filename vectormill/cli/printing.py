@@ -68,21 +68,24 @@ Column = str | tuple[str, str | Callable[[Any], Any]]
 
 
 def listing(*columns: Column) -> View:
-    """Return a view that shows records as a table.
+    """Return a view that shows records as a table."""
+    return lambda records: print_table(*tabulate(columns, records))
+
+
+def tabulate(
+    columns: Sequence[Column], records: Iterable[Mapping[str, Any]]
+) -> tuple[list[str], Iterator[list[Any]]]:
+    """Return the titles and the rows of records in a table.
 
     A column is the name of a field, which is also its title, or a title with a field or a function of the
     record.
     """
     pairs = [(column, column) if isinstance(column, str) else column for column in columns]
-
-    def view(records: Iterable[Mapping[str, Any]]) -> None:
-        rows = (
-            [record.get(value) if isinstance(value, str) else value(record) for _, value in pairs]
-            for record in records
-        )
-        print_table([title for title, _ in pairs], rows)
-
-    return view
+    rows = (
+        [record.get(value) if isinstance(value, str) else value(record) for _, value in pairs]
+        for record in records
+    )
+    return [title for title, _ in pairs], rows
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

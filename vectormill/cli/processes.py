@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from vectormill.cli.command import command
+from vectormill.cli.command import command, top
 from vectormill.cli.files import name_output
 from vectormill.cli.printing import tell
 from vectormill.files.outputs import check_outputs
@@ -15,7 +15,6 @@ from vectormill.files.outputs import check_outputs
 if TYPE_CHECKING:
     from vectormill.settings import Server, Settings
 
-app = typer.Typer()
 
 # The servers that a process cannot do without.
 NEEDED: Final[Mapping[str, "tuple[Server, ...]"]] = {
@@ -29,7 +28,7 @@ TRACED: Final = ("api", "indexer", "scheduler")
 
 
 @command(
-    app,
+    top,
     "vectormill up --data-dir ./data --api-port 8000",
     note="The line `ready` shows the URLs. Ctrl-C stops everything; jobs continue at the next `up`.",
 )
@@ -55,7 +54,7 @@ def up(
         open: Let every user of this machine in while no API key exists, and not only the one who starts it.
     """
     from vectormill.broker.flower import refuse_without_password
-    from vectormill.cli.extras import require_service
+    from vectormill.extras import require_service
     from vectormill.settings import process_environment
 
     settings = begin_process(
@@ -74,7 +73,7 @@ def up(
     raise typer.Exit(run_up(UpOptions(settings, tuple(model or ()), process_environment())))
 
 
-@command(app, "vectormill api --host 0.0.0.0 --port 8000")
+@command(top, "vectormill api --host 0.0.0.0 --port 8000")
 def api(*, host: str | None = None, port: int | None = None, data_dir: Path | None = None) -> None:
     """Run the HTTP API. Needs Postgres, and works without Redis; its reference is at /docs.
 
@@ -88,7 +87,7 @@ def api(*, host: str | None = None, port: int | None = None, data_dir: Path | No
     run(begin_process("api", data_dir=data_dir, api_host=host, api_port=port))
 
 
-@command(app, "vectormill scheduler")
+@command(top, "vectormill scheduler")
 def scheduler(*, data_dir: Path | None = None) -> None:
     """Run the scheduler: it dispatches chunks, recovers lost ones, and removes old data.
 
@@ -99,7 +98,7 @@ def scheduler(*, data_dir: Path | None = None) -> None:
     run(begin_process("scheduler", data_dir=data_dir))
 
 
-@command(app, "vectormill indexer")
+@command(top, "vectormill indexer")
 def indexer(*, data_dir: Path | None = None) -> None:
     """Run the indexer, which keeps collections in step with their sources. Needs only Postgres.
 
@@ -110,7 +109,7 @@ def indexer(*, data_dir: Path | None = None) -> None:
     run(begin_process("indexer", data_dir=data_dir))
 
 
-@command(app, "vectormill worker --model all-MiniLM-L6-v2 --devices cuda:0,cuda:1")
+@command(top, "vectormill worker --model all-MiniLM-L6-v2 --devices cuda:0,cuda:1")
 def worker(
     *, model: list[str] | None = None, devices: str | None = None, data_dir: Path | None = None
 ) -> None:
@@ -127,7 +126,7 @@ def worker(
     run(settings, models=tuple(model or ()), devices=devices)
 
 
-@command(app, "vectormill flower --port 5555")
+@command(top, "vectormill flower --port 5555")
 def flower(*, host: str | None = None, port: int | None = None, data_dir: Path | None = None) -> None:
     """Run Flower, which shows the workers and their tasks. It changes nothing.
 
@@ -144,7 +143,7 @@ def flower(*, host: str | None = None, port: int | None = None, data_dir: Path |
 
 
 @command(
-    app,
+    top,
     "vectormill roles | psql -d vectormill",
     "ADMIN_URL=postgresql://postgres:…@db/vectormill vectormill roles --admin-env ADMIN_URL",
     note="Then VECTORMILL_DATABASE_URL is the URL of the service, VECTORMILL_OWNER_DATABASE_URL that of the owner, for "
@@ -175,7 +174,7 @@ def roles(*, admin_env: str | None = None, own_database: bool = False) -> None:
     typer.echo(f"The roles {found.owner}, {found.service} and {found.reader} have what they need.")
 
 
-@command(app, "VECTORMILL_DATABASE_URL=postgresql://… vectormill migrate")
+@command(top, "VECTORMILL_DATABASE_URL=postgresql://… vectormill migrate")
 def migrate(*, data_dir: Path | None = None) -> None:
     """Migrate the schema of the database to this version. `up` does this by itself."""
     from vectormill.cli.endpoint import find_database
@@ -208,7 +207,7 @@ def begin_process(name: str, **overrides: Any) -> "Settings":
 
 
 @command(
-    app,
+    top,
     "vectormill backup vectormill.dump",
     "VECTORMILL_DATABASE_URL=postgresql://… vectormill backup /backups/$(date +%F).dump",
     note="Everything durable is in Postgres; only results in object storage and models are not in the file. "
@@ -235,7 +234,7 @@ def backup(output: Path, *, data_dir: Path | None = None) -> None:
 
 
 @command(
-    app,
+    top,
     "vectormill restore vectormill.dump --data-dir ./restored",
     "VECTORMILL_DATABASE_URL=postgresql://…/new vectormill restore vectormill.dump",
     note="The database must be empty: for an embedded one, name a new directory. It is restored in one transaction, "

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vectormill.cli.command import Client, command
+from vectormill.cli.command import Client, command, top
 from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
 from vectormill.cli.printing import Outcome, follow, listing, print_facts, tell
 from vectormill.domain.encoding import EncodingOptions
@@ -22,8 +22,6 @@ app = typer.Typer(
     epilog="Example: vectormill runs list --collection docs",
     help="Show, cancel and confirm re-indexes, builds of indexes and checks.",
 )
-# `vectormill reindex` is a top-level command, so it has its own app.
-reindex_app = typer.Typer()
 
 Run = Mapping[str, Any]
 
@@ -54,7 +52,7 @@ def show_reindexed(run: Run) -> None:
 
 
 @command(
-    reindex_app,
+    top,
     "vectormill reindex docs",
     "vectormill reindex docs --model bge-m3 --no-wait",
     note=f"`vectormill runs show RUN` says what each phase found. With --wait: {EXIT_CODES_HELP}",
@@ -156,32 +154,28 @@ def describe_run_counts(run: Run) -> str:
     return describe_counts(run["counts"]) or nothing
 
 
-def describe_findings(found: Mapping[str, Any]) -> str:
+def describe_findings(found: Mapping[str, Any], separator: str = " · ") -> str:
     """Format findings as one line of names and values, without empty, unknown, false and zero ones."""
-    return " · ".join(_findings(found))
 
+    def describe(value: Any) -> str:
+        if isinstance(value, dict):
+            return describe_findings(value, ", ")
+        return f"{value:,}" if isinstance(value, int) else str(value)
 
-def _findings(found: Mapping[str, Any]) -> Iterator[str]:
+    told = []
     for name, value in found.items():
         words = name.removeprefix("num_").replace("_", " ")
         if value in (None, False, "", [], {}):
             continue
         if value is True:
-            yield words
+            told.append(words)
         elif isinstance(value, dict):
-            yield f"{words}: {', '.join(_findings(value))}"
+            told.append(f"{words}: {describe(value)}")
         elif isinstance(value, list):
-            yield f"{words}: {'; '.join(_describe_one(each) for each in value)}"
-        elif name.startswith("num_"):
-            yield f"{value:,} {words}"
+            told.append(f"{words}: {'; '.join(map(describe, value))}")
         else:
-            yield f"{words} {_describe_one(value)}"
-
-
-def _describe_one(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(_findings(value))
-    return f"{value:,}" if isinstance(value, int) else str(value)
+            told.append(f"{value:,} {words}" if name.startswith("num_") else f"{words} {describe(value)}")
+    return separator.join(told)
 
 
 def look_at_indexing(run: Run) -> "ProgressView":

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import typer
 
 from vectormill.cli.command import Client, Names, command
-from vectormill.cli.printing import listing, print_table
+from vectormill.cli.printing import listing, print_facts
 from vectormill.cli.sources import parse_split, read_source
 from vectormill.runs.run import describe_counts
 from vectormill.schedules.schedule import OVERDUE_SECONDS
@@ -26,20 +26,17 @@ Overlap = Literal["skip", "queue"]
 def show_schedule(schedule: Schedule) -> None:
     """Print one line for each fact about a schedule, the most important first."""
     facts = [
-        ("name", schedule["name"]),
-        ("collection", schedule["collection"]),
+        *((name, schedule[name]) for name in ("name", "collection")),
         ("cron", f"{schedule['cron']} ({schedule['timezone']})"),
         ("overlap", schedule["overlap"]),
         ("next due", describe_due(schedule)),
         ("last run", schedule["last_state"] or "none yet"),
         ("last success", describe_success(schedule)),
         ("consecutive failures", schedule["consecutive_failures"]),
+        ("skipped since", schedule["skipped_since_success"] or None),
+        ("last error", schedule["last_error"]),
     ]
-    if schedule["skipped_since_success"]:
-        facts.append(("skipped since", schedule["skipped_since_success"]))
-    if schedule["last_error"]:
-        facts.append(("last error", schedule["last_error"]))
-    print_table(("", ""), facts)
+    print_facts(facts)
 
 
 @command(

@@ -5,9 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
-from vectormill.cli.command import Client, Names, command
+from vectormill.cli.command import Client, Names, command, top
 from vectormill.cli.files import read_input, read_lines
 from vectormill.cli.printing import listing, print_json, print_table, tell
 from vectormill.domain.errors import InvalidOption
@@ -18,7 +16,6 @@ from vectormill.models.suggestions import suggest_model
 if TYPE_CHECKING:
     from vectormill.files.ndjson import ItemJson
 
-app = typer.Typer()
 
 MAX_TEXT_CELL = 100
 # The texts of one request of a ranking: few enough for long ones, which count with the query against its 16 MiB.
@@ -26,7 +23,7 @@ RANKED_AT_ONCE = 250
 
 
 @command(
-    app,
+    top,
     'vectormill search docstrings "how to parse a date" --limit 5',
     "vectormill search docs \"dates\" --filter lang=de --filter 'year>=2020' --include text",
     "vectormill search docs '\"time zone\" or dst' --mode text",
@@ -140,7 +137,7 @@ def shorten(text: str | None) -> str | None:
 
 
 @command(
-    app,
+    top,
     'vectormill rerank "how to parse a date" passages.txt --limit 5',
     'grep -rhi todo src | vectormill rerank "what is urgent" --model reranker',
     'vectormill rerank "how to parse a date" tickets.jsonl --text-field body --json',

@@ -1,16 +1,12 @@
 """Commands that show the live workers, with the state of the schedules."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import typer
-
-from vectormill.cli.command import Client, command
+from vectormill.cli.command import Client, command, top
 from vectormill.cli.printing import listing, print_json, tell
 from vectormill.cli.schedules import describe_standing
 from vectormill.workers.samples import list_device_uses
-
-app = typer.Typer()
 
 SWITCHES: Final = "switches"
 CHOICES: Final = ("device", "backend", "precision", SWITCHES)
@@ -51,7 +47,7 @@ def describe_plan(report: Mapping[str, Any]) -> str:
 
 
 @command(
-    app,
+    top,
     "vectormill workers",
     view=listing(
         "name",
@@ -85,52 +81,40 @@ def show_standing(client: Client, *, is_json: bool) -> None:
         tell(describe_standing(schedule))
 
 
-def describe_figure(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
-
-
-def describe_loading(report: Mapping[str, Any]) -> str:
-    """Format how many bytes all processes of the replica have read, and how long the slowest of them took."""
-    loadings = report.get("loadings")
-    if not loadings:
-        return "-"
-    num_bytes = sum(loading["num_bytes"] for loading in loadings)
-    return f"{num_bytes / 1e9:.2f} GB in {max(loading['seconds'] for loading in loadings):.1f} s"
-
-
-def describe_memory(report: Mapping[str, Any]) -> str:
-    """Return the memory in use of each device that shares the model."""
-    uses = [(use["memory_used_bytes"], use["memory_total_bytes"]) for use in list_device_uses(report)]
-    known = [
-        f"{used / (1 << 30):.1f} of {total / (1 << 30):.0f}"
-        for used, total in uses
-        if used is not None and total
-    ]
-    return f"{', '.join(known)} GiB" if known else "-"
-
-
-def describe_use(report: Mapping[str, Any]) -> str:
-    return ", ".join(describe_figure(use["utilisation"], "{:.0%}") for use in list_device_uses(report))
-
-
-# The columns of the table of workers; a dash means that the worker does not report a value.
-REPORT_COLUMNS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
-    "state": lambda report: str(report.get("state", "-")),
-    "device": lambda report: describe_choice(report, "device")[0],
-    "plan": describe_plan,
-    "loaded": describe_loading,
-    "tokens/s": lambda report: describe_figure(report.get("tokens_per_second"), "{:,.0f}"),
-    "padding": lambda report: describe_figure(report.get("padding_waste"), "{:.1%}"),
-    "memory": describe_memory,
-    "in use": describe_use,
-    "bottleneck": lambda report: str((report.get("bound_by") or {}).get("value", "-")),
-}
+# The columns of the table of workers besides their names and models.
+REPORT_COLUMNS: Final = (
+    "state", "device", "plan", "loaded", "tokens/s", "padding", "memory", "in use", "bottleneck",
+)  # fmt: skip
+print_workers: Final = listing("name", "model", *REPORT_COLUMNS)
 
 
 def summarize_worker(worker: Worker) -> dict[str, str]:
-    """Return a worker's figures, keyed by column title."""
-    told = {title: describe(worker["report"]) for title, describe in REPORT_COLUMNS.items()}
-    return {"name": worker["name"], "model": worker["model"], **told}
+    """Return a worker's figures, keyed by column title; a dash means that the worker does not report a value."""
+    report = worker["report"]
 
+    def figure(value: float | None, form: str) -> str:
+        return "-" if value is None else form.format(value)
 
-print_workers: Final = listing("name", "model", *REPORT_COLUMNS)
+    loaded = "-"
+    if loadings := report.get("loadings"):  # of all processes of the replica, which load at the same time
+        num_bytes = sum(loading["num_bytes"] for loading in loadings)
+        loaded = f"{num_bytes / 1e9:.2f} GB in {max(loading['seconds'] for loading in loadings):.1f} s"
+    uses = list_device_uses(report)  # of each device that shares the model
+    memory = [
+        f"{use['memory_used_bytes'] / (1 << 30):.1f} of {use['memory_total_bytes'] / (1 << 30):.0f}"
+        for use in uses
+        if use["memory_used_bytes"] is not None and use["memory_total_bytes"]
+    ]
+    return {
+        "name": worker["name"],
+        "model": worker["model"],
+        "state": str(report.get("state", "-")),
+        "device": describe_choice(report, "device")[0],
+        "plan": describe_plan(report),
+        "loaded": loaded,
+        "tokens/s": figure(report.get("tokens_per_second"), "{:,.0f}"),
+        "padding": figure(report.get("padding_waste"), "{:.1%}"),
+        "memory": f"{', '.join(memory)} GiB" if memory else "-",
+        "in use": ", ".join(figure(use["utilisation"], "{:.0%}") for use in uses),
+        "bottleneck": str((report.get("bound_by") or {}).get("value", "-")),
+    }

@@ -8,21 +8,19 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from vectormill.cli.command import Client, command, find_flag
+from vectormill.cli.command import Client, command, find_flag, top
 from vectormill.cli.files import read_input
 from vectormill.cli.printing import print_json, print_table, tell
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.options import find_given, list_options
 from vectormill.files.formats import PAIR_FIELD
-from vectormill.sources.source import FILES, KINDS, TREE
+from vectormill.sources.source import FILES, KINDS, SQL, TREE
 
 app = typer.Typer(
     no_args_is_help=True,
     epilog="Example: vectormill sources set handbook --tree docs/ --include '**/*.md' --split paragraphs",
     help="Set where the texts of a collection come from, so that it follows them.",
 )
-# `vectormill push` is a top-level command, so it has its own app.
-push_app = typer.Typer()
 
 # A source that begins with one of these words is a query.
 QUERY_WORDS: Final = ("SELECT", "WITH", "TABLE", "VALUES")
@@ -178,7 +176,7 @@ def show_followed(client: Client, collection: str) -> Mapping[str, Any]:
     return client.following(collection)
 
 
-@command(push_app, "vectormill push docs rows.jsonl --complete", "make-rows | vectormill push docs -")
+@command(top, "vectormill push docs rows.jsonl --complete", "make-rows | vectormill push docs -")
 def push(
     client: Client,
     collection: str,
@@ -230,11 +228,6 @@ def choose_kind(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return kind, options
 
 
-def leave_out(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that are not None."""
-    return {name: value for name, value in options.items() if value not in (None, [])}
-
-
 def read_source(
     where: str, *, key: str | None, text: str | None, metadata: list[str] | None, text_pair: str | None = None
 ) -> tuple[str, dict[str, Any]]:
@@ -243,13 +236,14 @@ def read_source(
     A query is recognised by its first word, and a folder because it exists.
     """
     words = where.split(None, 1)
+    options: dict[str, Any] = {"key": key, "text": text, "text_pair": text_pair, "metadata": metadata}
     if len(words) > 1 and words[0].upper() in QUERY_WORDS:
-        columns = {"key": key or "key", "text": text or "text", "text_pair": text_pair, "metadata": metadata}
-        return "sql", leave_out({"query": where, **columns})
-    if where.endswith("/") or Path(where).expanduser().is_dir():
-        return "tree", {"folder": absolute(where)}
-    columns = {"key": key, "text": text, "text_pair": text_pair, "metadata": metadata}
-    return "files", leave_out({"files": [absolute(where)], **columns})
+        kind, options = SQL, {"query": where, **options, "key": key or "key", "text": text or "text"}
+    elif where.endswith("/") or Path(where).expanduser().is_dir():
+        kind, options = TREE, {"folder": absolute(where)}
+    else:
+        kind, options = FILES, {"files": [absolute(where)], **options}
+    return kind, {name: value for name, value in options.items() if value not in (None, [])}
 
 
 def absolute(name: str) -> str:

@@ -14,10 +14,9 @@ from types import FrameType
 from typing import Final, NoReturn, Self
 
 from vectormill.cli.endpoint import START_SECONDS
-from vectormill.cli.extras import require_service
 from vectormill.domain.errors import Unavailable
 from vectormill.embedded.account import make_data_dir
-from vectormill.embedded.cluster import remove_cluster
+from vectormill.extras import require_service
 from vectormill.processes.lifetimes import end_child, free_port, spawn
 from vectormill.processes.logs import open_log, tail_of
 from vectormill.settings import PREFIX, process_environment
@@ -116,5 +115,7 @@ def workplace(data_dir: Path | None, keep: bool = False) -> Iterator[Path]:
         yield directory
     finally:
         if not keep:
+            from vectormill.embedded.postgres import remove_cluster
+
             remove_cluster(directory)  # the cluster may be outside the directory
             shutil.rmtree(directory, ignore_errors=True)

@@ -1,6 +1,7 @@
 """Commands for webhooks, which report ends of jobs and runs. The API requires a key of the scope webhooks."""
 
 import itertools
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
@@ -8,7 +9,7 @@ import typer
 
 from vectormill.cli.command import Client, Names, command
 from vectormill.cli.exits import UNAVAILABLE, CommandFailed
-from vectormill.cli.printing import listing, tell
+from vectormill.cli.printing import listing, print_json, tell
 from vectormill.domain.errors import InvalidOption
 
 app = typer.Typer(
@@ -154,26 +155,22 @@ def replay(
 @command(app, "vectormill webhooks test 1", name="test")
 def send_test(client: Client, webhook: int, *, json: bool = False) -> str:
     """Send an event `webhook.test`, and print the receiver's answer. Needs a running scheduler."""
-    import time
-
-    from vectormill.cli.printing import print_json
-
     delivery = client.test_webhook(webhook)
     until = time.monotonic() + TEST_SECONDS
-    while _has_no_answer(delivery) and time.monotonic() < until:
+    while (
+        is_waiting := delivery["state"] == "pending"
+        and delivery["error"] is None
+        and delivery["status_code"] is None
+    ) and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)  # the API has no stream of deliveries
         delivery = client.webhook_delivery(webhook, delivery["id"])
     if json:
         print_json(delivery)
-    if _has_no_answer(delivery):
+    if is_waiting:
         raise CommandFailed("The test was not sent yet. Is `vectormill scheduler` running?", UNAVAILABLE)
     if delivery["state"] != "delivered":
         raise CommandFailed(f"It was not delivered. {delivery['error']}", UNAVAILABLE)
     return f"Delivered: the receiver answered {delivery['status_code']}."
-
-
-def _has_no_answer(delivery: Delivery) -> bool:
-    return delivery["state"] == "pending" and delivery["error"] is None and delivery["status_code"] is None
 
 
 @command(app, "vectormill webhooks rotate 1 --grace-hours 24")

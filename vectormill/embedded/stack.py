@@ -3,7 +3,7 @@
 DATA_DIR/vectormill.lock   held while a stack runs here; contains its pid and start
 DATA_DIR/stack.json        the URLs of the servers, for command-line tools
 DATA_DIR/api.key           the own key of the stack (vectormill/keys/own_key.py)
-DATA_DIR/postgres/         the cluster, or a link to it (see vectormill.embedded.cluster)
+DATA_DIR/postgres/         the cluster, or a link to it (see vectormill.embedded.postgres)
 DATA_DIR/valkey/           its configuration
 DATA_DIR/logs/             one log for each server
 """
@@ -157,18 +157,15 @@ class EmbeddedStack:
             logger.warning("%s ended; restarting it in %.1f s", server.name, pause)
             if self._stopping.wait(pause):
                 return
-            self._start_again(server)
-
-    def _start_again(self, server: EmbeddedServer) -> None:
-        with self._guards[server.name]:
-            if self._stopping.is_set():
-                return
-            try:
-                server.start()
-            except StartCancelled:
-                return
-            except (VectormillError, OSError) as error:
-                logger.error("%s could not be restarted: %s", server.name, error)
+            with self._guards[server.name]:
+                if self._stopping.is_set():
+                    return
+                try:
+                    server.start()
+                except StartCancelled:
+                    return
+                except (VectormillError, OSError) as error:
+                    logger.error("%s could not be restarted: %s", server.name, error)
 
     def stop(self, timeout: float = 4.0) -> None:
         """Stop the servers, remove the note and release the lock.

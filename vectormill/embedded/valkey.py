@@ -82,7 +82,8 @@ class EmbeddedValkey(EmbeddedServer):
     def _runs_on(self, port: int) -> bool:
         """Start the server and wait until it answers. Return False if it ended instead."""
         configuration = self._directory / "valkey.conf"
-        text = CONFIGURATION.format(port=port, password=self._password, directory=_quoted(self._directory))
+        path = str(self._directory.resolve()).replace("\\", "\\\\").replace('"', '\\"')
+        text = CONFIGURATION.format(port=port, password=self._password, directory=f'"{path}"')
         write_private(configuration, text)
         with open_log(self._log_path) as output:
             self._process = processes.spawn(
@@ -104,7 +105,3 @@ class EmbeddedValkey(EmbeddedServer):
                     raise StartCancelled
         processes.wait_for_group(self._process)  # reap the process here, before the next attempt replaces it
         return False
-
-
-def _quoted(directory: Path) -> str:
-    return '"' + str(directory.resolve()).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -7,12 +7,12 @@ from uuid import UUID
 import pytest
 from rich.console import Console
 
+from vectormill.cli.encode import mark_spans, show_texts
 from vectormill.cli.jobs import Fact, describe_missing_prompt, summarize_job
 from vectormill.cli.printing import print_table
 from vectormill.cli.runs import look_at_run
 from vectormill.cli.service import REPORT_COLUMNS, summarize_worker
 from vectormill.cli.sources import read_source
-from vectormill.cli.spans import mark_spans, show_texts
 from vectormill.client.progress import Progress, ProgressView, describe_counts, look_at_job
 
 JOB: dict[str, Any] = {

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.architecture.sources import ROOT
-from vectormill.cli import extras
+from vectormill import extras
 from vectormill.domain.errors import ConfigurationError
 from vectormill.extras import compose_install
 
