@@ -53,7 +53,7 @@ GROUPS: Final = {
 
 
 @contextmanager
-def keeping_broken_pipes() -> Iterator[None]:
+def raising_broken_pipes() -> Iterator[None]:
     """Raise CommandFailed for a broken pipe, which Typer would make exit code 1 without a word."""
     try:
         yield
@@ -78,12 +78,12 @@ class Commands(TyperGroup):
                 formatter.write_dl(rows)
 
     def make_context(self, *arguments: Any, **more: Any) -> Any:  # which prints the help
-        with keeping_broken_pipes():
+        with raising_broken_pipes():
             return super().make_context(*arguments, **more)
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with keeping_broken_pipes():
+            with raising_broken_pipes():
                 return super().invoke(ctx)
         except typer.BadParameter as error:
             from vectormill.settings import VALUE_ERROR
@@ -170,23 +170,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
         if code == exits.INTERRUPTED:
             raise KeyboardInterrupt
-    except typer.TyperException as error:
-        error.show()  # type: ignore[attr-defined]
-        code = error.exit_code
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - users see a traceback only if they ask for one
-        code = _tell_error(KeyboardInterrupt() if isinstance(error, typer.Abort) else error, given)
+    except typer.TyperException as refused:
+        refused.show()  # type: ignore[attr-defined]
+        code = refused.exit_code
+    except (Exception, KeyboardInterrupt) as raised:  # noqa: BLE001 - users see a traceback only if they ask for one
+        error = KeyboardInterrupt() if isinstance(raised, typer.Abort) else raised
+        with suppress(OSError):  # stderr may be closed too
+            if given.is_debugging or _is_logging_debug():
+                traceback.print_exception(error)
+            typer.echo(f"vectormill: {exits.describe(error, given.command)}", err=True)
+        code = exits.exit_code_of(error)
     if arguments is None:
         exits.end_streams()
     sys.exit(code)
-
-
-def _tell_error(error: BaseException, given: Globals) -> int:
-    """Print a sentence about the error, and return the exit code for it."""
-    with suppress(OSError):  # stderr may be closed too
-        if given.is_debugging or _is_logging_debug():
-            traceback.print_exception(error)
-        typer.echo(f"vectormill: {exits.describe(error, given.command)}", err=True)
-    return exits.exit_code_of(error)
 
 
 def _is_logging_debug() -> bool:

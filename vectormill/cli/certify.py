@@ -2,7 +2,9 @@
 
 from contextlib import contextmanager
 from pathlib import Path
+from random import SystemRandom
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from vectormill.cli.command import Client, command, top
 from vectormill.cli.exits import ITEMS_FAILED
@@ -12,7 +14,6 @@ from vectormill.files.outputs import check_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from uuid import UUID
 
     from vectormill.models.model_card import ModelCard
     from vectormill.settings import Settings
@@ -157,13 +158,25 @@ def verify(certificate: str | None = None, *, sample: int = 200, data_dir: Path 
             wrote last.
         sample (N, from 1): Compare N random items of the job.
     """
-    from uuid import UUID
-
     try:
         job_id = UUID(certificate or "")
     except ValueError:
         return verify_certificate(certificate, data_dir)
-    return verify_results(job_id, sample, data_dir)
+
+    from vectormill.cli.keys import connected
+    from worker.certificates.resampling import verify_job
+    from worker.settings import load_worker_settings
+
+    with connected(data_dir) as (engine, settings), telling() as tell_progress:
+        verdict = verify_job(
+            engine, job_id, sample, settings, load_worker_settings(), tell_progress, SystemRandom()
+        )
+    if not verdict.num_compared:
+        tell("Nothing was compared: no item of the sample has a result of this job.")
+    elif verdict.num_differing:
+        tell(f"{verdict.num_differing} of {verdict.num_compared} items do not agree as promised.")
+    is_good = verdict.num_compared and not verdict.num_differing
+    return Outcome(verdict.to_json(), 0 if is_good else ITEMS_FAILED)
 
 
 def verify_certificate(file: str | None, data_dir: Path | None) -> Outcome:
@@ -184,27 +197,6 @@ def verify_certificate(file: str | None, data_dir: Path | None) -> Outcome:
         tell(sentence)
     tell("This is not what was certified." if verdict.failures else "Everything is as certified.")
     return Outcome(verdict.to_json(), ITEMS_FAILED if verdict.failures else 0)
-
-
-def verify_results(job_id: "UUID", sample: int, data_dir: Path | None) -> Outcome:
-    """Encode a sample of a job's texts again, and return how well the stored results agree."""
-    from random import SystemRandom
-
-    from vectormill.cli.keys import connected
-    from worker.certificates.resampling import verify_job
-    from worker.settings import load_worker_settings
-
-    with connected(data_dir) as (engine, settings), telling() as tell_progress:
-        verdict = verify_job(
-            engine, job_id, sample, settings, load_worker_settings(), tell_progress, SystemRandom()
-        )
-    if not verdict.num_compared:
-        tell("Nothing was compared: no item of the sample has a result of this job.")
-    elif verdict.num_differing:
-        tell(f"{verdict.num_differing} of {verdict.num_compared} items do not agree as promised.")
-    return Outcome(
-        verdict.to_json(), ITEMS_FAILED if verdict.num_differing or not verdict.num_compared else 0
-    )
 
 
 @command(

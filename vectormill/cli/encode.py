@@ -84,7 +84,7 @@ def encode(
         wait: Keep waiting when no worker can load the model, instead of ending with an error.
     """
     pair_field = PAIR_FIELD if options.reads_pairs else None
-    return carry_out(input, files, format, asdict(options), pair_field=pair_field, is_patient=wait)
+    return run_job_on_file(input, files, format, asdict(options), pair_field=pair_field, is_patient=wait)
 
 
 @command(
@@ -115,7 +115,7 @@ def score(
         pair_field (FIELD): The field with the second text.
     """
     wanted = {"task": JUDGE, "max_tokens": max_tokens, "activation": activation}
-    return carry_out(input, files, format, wanted, pair_field=pair_field)
+    return run_job_on_file(input, files, format, wanted, pair_field=pair_field)
 
 
 @command(
@@ -153,7 +153,7 @@ def extract(
         "extract_schema": _read_schema(schema),
         "confidences": confidences or None,
     }
-    ended = carry_out(input, files, format, wanted, schema=schema)
+    ended = run_job_on_file(input, files, format, wanted, schema=schema)
     if show:
         import msgspec
 
@@ -164,7 +164,7 @@ def extract(
     return ended
 
 
-def carry_out(
+def run_job_on_file(
     input: str,
     files: FileCommand,
     format: str | None,
@@ -190,7 +190,7 @@ def carry_out(
     inputs = [STDIN if input == "-" else Path(input)]
     check_vectors(out, kind, [errors], inputs if schema is None else [*inputs, schema])
     items = read_input(input, files.key_field, files.text_field, pair_field, strict=files.strict)
-    with _client(files, wanted.get("task") or "") as client:
+    with connect_or_start(files, wanted.get("task") or "") as client:
         # This command has a patience of its own with workers that fail.
         wanted |= {"model": files.model, "collection": files.collection, "priority": files.priority}
         submitted = client.submit(items, metadata=name_file(input) or None, wait_for_worker=True, **wanted)
@@ -207,7 +207,7 @@ def carry_out(
 
 
 @contextmanager
-def _client(files: FileCommand, task: str) -> Iterator[Client]:
+def connect_or_start(files: FileCommand, task: str) -> Iterator[Client]:
     """Yield a client of the running service, or of a stack that is stopped at the end of the block."""
     from vectormill.cli.endpoint import find_service
     from vectormill.cli.stack import Stack

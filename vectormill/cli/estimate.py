@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vectormill.quotes.estimate import Estimate
+    from worker.devices.device import Inventory
 
 
 MEASURED_SHARE = 0.15
@@ -229,18 +230,23 @@ def choose_rate(
 ) -> "tuple[Estimate, Mapping[str, str]]":
     """Return the tokens per second that were given, or those that the model may reach on the devices."""
     from vectormill.quotes.estimate import Estimate
-    from worker.devices.described import describe_inventory, is_description
-    from worker.devices.detect import detect_inventory
     from worker.plan import estimate_rate
     from worker.settings import load_worker_settings
 
     if measured is not None:
         return Estimate.around(measured, MEASURED_SHARE), {}
-    inventory = describe_inventory(devices) if is_description(devices) else detect_inventory()
-    named = "auto" if is_description(devices) else devices
+    inventory, named = find_inventory(devices)
     settings = load_worker_settings(devices=named, precision=precision)
     least, most, reasons = estimate_rate(card, inventory, settings)
     return Estimate.between(least, most), reasons
+
+
+def find_inventory(devices: str) -> "tuple[Inventory, str]":
+    """Return the devices that are described, or else those of this machine, and which of them are meant."""
+    from worker.devices.described import describe_inventory, is_description
+    from worker.devices.detect import detect_inventory
+
+    return (describe_inventory(devices), "auto") if is_description(devices) else (detect_inventory(), devices)
 
 
 def add_price(figures: dict[str, Any], price: float | None) -> dict[str, Any]:
@@ -291,17 +297,12 @@ def plan(
     from vectormill.extras import compose_install
     from vectormill.models.registry import open_registry
     from vectormill.settings import load_settings
-    from worker.devices.described import describe_inventory, is_description
-    from worker.devices.detect import detect_inventory
-    from worker.placement.placement import AUTO, draw_placement, placement_json
+    from worker.placement.placement import draw_placement, placement_json
     from worker.plan import plan_machine
     from worker.settings import load_worker_settings
 
-    is_described = is_description(devices)
-    inventory = describe_inventory(devices) if is_described else detect_inventory()
-    settings = load_worker_settings(
-        devices=AUTO if is_described else devices, precision=precision, strategy=strategy
-    )
+    inventory, named = find_inventory(devices)
+    settings = load_worker_settings(devices=named, precision=precision, strategy=strategy)
     registry = open_registry(load_settings())
     names = model or registry.names()
     if not names:

@@ -1,6 +1,7 @@
 """The command that imports vectors which exist into a collection."""
 
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -115,6 +116,7 @@ def import_vectors(
     from vectormill.files.roots import ANYWHERE
     from vectormill.jobs.jobs import is_model_in_use
     from vectormill.models.registry import open_registry
+    from vectormill.models.specs import list_own_options
     from vectormill.sources.reader import SourcePlace
     from vectormill.sources.vectors import ImportColumns
 
@@ -122,43 +124,38 @@ def import_vectors(
     stated = {"model": model, **asdict(options)}
     with endpoint.connected(api_url, data_dir) as client, keys.connected(data_dir) as (engine, settings):
         # The command runs with the rights of its own user, so it may read every file that this user may read.
-        own = settings.model_copy(update={"source_root": ANYWHERE.folders})
+        unbounded = settings.model_copy(update={"source_root": ANYWHERE.folders})
         registry = open_registry(settings, is_in_use=partial(is_model_in_use, engine))
-        place = SourcePlace(engine, own, registry, collection=collection)
+        place = SourcePlace(engine, unbounded, registry, collection=collection)
         opened = open_source(source, sql, url_env, url_file, columns, place)
         is_checked = not unchecked and opened.spec is None
         if is_checked and text is None:
             raise InvalidOption(
                 "Name the column of the texts (--text), of which workers encode a sample; or pass --unchecked."
             )
-        wanted = stated if opened.spec is None else state_spec(place, opened.spec)
+        wanted = stated
+        if opened.spec is not None:  # a new collection gets the spec of the output
+            own = list_own_options(registry.card(opened.spec.model), opened.spec.task)
+            wanted = {name: getattr(opened.spec, name) for name in ("model", *own)}
         is_new = create_missing(client, collection, wanted, keep_text=keep_text)
         refuse_other_database(client, engine, collection, is_new=is_new)
         num_imported = 0
         try:
             with engine.connect() as connection:
                 spec = find_import_target(connection, collection, again=again).spec
-            refuse_other(place, spec, stated, opened)
-            for imported in carry_out(
+            refuse_other_spec(place, spec, stated, opened)
+            for imported in import_batches(
                 client, engine, collection, spec, opened, is_checked=is_checked, is_new=is_new, again=again
             ):
                 num_imported = imported["num_imported"]
             return imported
         except BaseException:
             if is_new and num_imported == 0:
-                withdraw(engine, collection, 0)
+                remove_imported(engine, collection, 0)
             raise
 
 
-def state_spec(place: "SourcePlace", spec: "EncodingSpec") -> dict[str, Any]:
-    """Return the model and the options with which a new collection has this spec. Raise UnknownModel."""
-    from vectormill.models.specs import list_own_options
-
-    own = list_own_options(place.registry.card(spec.model), spec.task)
-    return {name: getattr(spec, name) for name in ("model", *own)}
-
-
-def withdraw(engine: "Engine", collection: str, num_imported: int) -> bool:
+def remove_imported(engine: "Engine", collection: str, num_imported: int) -> bool:
     """Remove a collection that has nothing but so many imported rows. Return False if it has more, or is in use."""
     from vectormill.collections.removals import remove_collection
 
@@ -228,7 +225,7 @@ def refuse_other_database(client: Client, engine: "Engine", collection: str, *, 
         )
 
 
-def refuse_other(
+def refuse_other_spec(
     place: "SourcePlace", spec: "EncodingSpec", stated: Mapping[str, Any], source: "VectorSource"
 ) -> None:
     """Raise SpecMismatch if the collection has another spec than what was stated, or than the source has."""
@@ -248,7 +245,7 @@ def refuse_other(
             )
 
 
-def carry_out(
+def import_batches(
     client: Client,
     engine: "Engine",
     collection: str,
@@ -264,8 +261,6 @@ def carry_out(
     Before anything is written, a sample of the first batch is compared; at the end, a sample of the others. If that one
     differs, a collection that was created for the import is removed.
     """
-    import time
-
     from vectormill.cli.load import look_at_load
     from vectormill.client.progress import Progress
     from vectormill.collections.imports import check_vectors, import_rows
@@ -275,6 +270,11 @@ def carry_out(
     started, cosines = time.monotonic(), list[float]()
     counts = {"num_rows": 0, "num_imported": 0, "num_without_vector": 0}
     num_batches = 0
+
+    def imported() -> dict[str, Any]:
+        smallest, seconds = min(cosines, default=None), time.monotonic() - started
+        return {"collection": collection, **counts, "smallest_cosine": smallest, "seconds": seconds}
+
     with Progress(look_at_load) as progress:
         for rows in source.batches:
             check_vectors(rows.items, rows.vectors, spec)
@@ -299,29 +299,22 @@ def carry_out(
                 )
             counts["num_rows"] += len(rows.items)
             counts["num_without_vector"] += rows.num_without_vector
-            seconds = time.monotonic() - started
             total = max(source.num_rows or 0, counts["num_rows"])
-            progress({"num_loaded": counts["num_rows"], "num_rows": total, "seconds": seconds})
-            smallest = min(cosines, default=None)
-            yield {"collection": collection, **counts, "smallest_cosine": smallest, "seconds": seconds}
+            told = imported()
+            progress({"num_loaded": counts["num_rows"], "num_rows": total, "seconds": told["seconds"]})
+            yield told
     if kept:
         try:
             cosines.append(compare(client, spec, kept))
         except SpecMismatch as error:
             num_imported = counts["num_imported"]
-            if num_imported == 0 or (is_new and withdraw(engine, collection, num_imported)):
+            if num_imported == 0 or (is_new and remove_imported(engine, collection, num_imported)):
                 raise
             raise SpecMismatch(
                 f"{error} {num_imported:,} rows are imported already, and no import replaces them: delete the "
                 "collection, or re-index it."
             ) from error
-    seconds = time.monotonic() - started
-    yield {
-        "collection": collection,
-        **counts,
-        "smallest_cosine": min(cosines, default=None),
-        "seconds": seconds,
-    }
+    yield imported()
 
 
 def take(rows: "VectorRows", places: Sequence[int]) -> Sample:

@@ -14,7 +14,7 @@ from vectormill.cli.command import Client, Names, command, top
 from vectormill.cli.exits import EXIT_CODES_HELP, UNAVAILABLE, CommandFailed, exit_code_of_job
 from vectormill.cli.files import name_file, name_output, read_input, tell_written
 from vectormill.cli.printing import follow, listing, print_facts, print_json, tell
-from vectormill.cli.service import CHOICES, SWITCHES, describe_choice, show_standing
+from vectormill.cli.service import CHOICES, SWITCHES, describe_choice, show_workers_and_schedules
 from vectormill.domain.encoding import RequestedOptions, find_result
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.options import find_given
@@ -188,7 +188,7 @@ def status(client: Client, job_id: str | None = None, *, watch: bool = False, js
     if job_id is None:
         if watch:
             raise typer.BadParameter("--watch needs a JOB.", param_hint="--watch")
-        show_standing(client, is_json=json)
+        show_workers_and_schedules(client, is_json=json)
         return
     job = follow(client.wait, job_id, look_at_job) if watch else client.job(job_id)
     if json:
@@ -294,22 +294,17 @@ def watch_job(client: Client, job: Job, *, poll_seconds: float = 0.5, is_patient
                 waiting_since = now
             if waiting_since is not None and now >= waiting_since + PATIENCE_SECONDS:
                 waiting_since = now
-                refuse_without_model(client, job)
+                workers = [worker for worker in client.workers() if worker["model"] == job["model"]]
+                # A worker that cannot load its model has no slots. With no workers at all, one may still be starting.
+                if workers and not any(worker["slots"] for worker in workers):
+                    raise CommandFailed(
+                        f"{job['waiting_because']} Nothing was written. Job {job['id']} continues once a worker has "
+                        f"loaded its model: `vectormill status {job['id']} --watch` waits for that, `vectormill export "
+                        f"{job['id']} -o OUT` writes its results, and `vectormill cancel {job['id']}` cancels it.",
+                        UNAVAILABLE,
+                    )
 
         return client.wait(job["id"], look, poll_seconds=poll_seconds)
-
-
-def refuse_without_model(client: Client, job: Job) -> None:
-    """Raise CommandFailed if the job's model has workers and none of them can load it."""
-    workers = [worker for worker in client.workers() if worker["model"] == job["model"]]
-    # A worker that cannot load its model has no slots. With no workers at all, one may still be starting.
-    if workers and not any(worker["slots"] for worker in workers):
-        raise CommandFailed(
-            f"{job['waiting_because']} Nothing was written. Job {job['id']} continues once a worker has "
-            f"loaded its model: `vectormill status {job['id']} --watch` waits for that, `vectormill export "
-            f"{job['id']} -o OUT` writes its results, and `vectormill cancel {job['id']}` cancels it.",
-            UNAVAILABLE,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,10 +325,16 @@ def job_seconds(job: Job) -> float:
 def summarize_job(job: Job, workers: Sequence[Mapping[str, Any]], model_reason: str = "") -> list[Fact]:
     """Return the lines of a job's closing summary, with the choices of the workers that serve its model."""
     seconds = job_seconds(job)
+    counted = (
+        ("passages", "num_passages", f"read from texts longer than {_limit(job)}"),
+        ("reused", "num_reused", "given the vector of an identical text instead of being encoded"),
+        ("repeated", "num_repeated", "replaced by a later text with the same key"),
+    )
     lines = [
         Fact("items", f"{job['num_items']:,}"),
         Fact("failed", f"{job['num_failed']:,}"),
-        *_describe_texts(job),
+        Fact("truncated", f"{job['truncated_items']:,}", f"longer than {_limit(job)} and cut there"),
+        *(Fact(name, f"{job[field]:,}", note) for name, field, note in counted if job.get(field)),
         Fact("tokens", f"{job['num_tokens']:,}"),
         Fact("seconds", f"{seconds:,.1f}", "from the submission to the last commit"),
         Fact("texts/s", f"{job['num_done'] / seconds:,.0f}"),
@@ -348,20 +349,6 @@ def summarize_job(job: Job, workers: Sequence[Mapping[str, Any]], model_reason: 
     told = [name for name in CHOICES if name != SWITCHES or any(report.get(SWITCHES) for report in reports)]
     choices = {name: {describe_choice(report, name) for report in reports} for name in told}
     return lines + [Fact(name, *choice) for name, found in choices.items() for choice in sorted(found)]
-
-
-def _describe_texts(job: Job) -> list[Fact]:
-    told = {
-        "truncated": ("truncated_items", f"longer than {_limit(job)} and cut there"),
-        "passages": ("num_passages", f"read from texts longer than {_limit(job)}"),
-        "reused": ("num_reused", "given the vector of an identical text instead of being encoded"),
-        "repeated": ("num_repeated", "replaced by a later text with the same key"),
-    }
-    return [
-        Fact(name, f"{job[field]:,}", note)
-        for name, (field, note) in told.items()
-        if name == "truncated" or job.get(field)
-    ]
 
 
 def describe_long_texts(job: Job) -> list[str]:

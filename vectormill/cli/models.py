@@ -17,6 +17,7 @@ from vectormill.cli.command import Client, command
 from vectormill.cli.exits import ITEMS_FAILED
 from vectormill.cli.printing import Outcome, listing, print_facts, tell
 from vectormill.cli.service import CHOICES, describe_choice, explain_choice
+from vectormill.domain.errors import InvalidOption
 
 if TYPE_CHECKING:
     from vectormill.models.model_card import ModelCard
@@ -52,13 +53,10 @@ def list_all(client: Client) -> Sequence[Mapping[str, Any]]:
 
 def show_model(model: Mapping[str, Any]) -> None:
     """Print a model, and what its files say of it."""
+    names = ("name", "task", "dimension", "max_tokens", "pooling", "revision", "problem")
     print_facts(
         [
-            *(
-                (name, model[name])
-                for name in ("name", "task", "dimension", "max_tokens", "pooling", "revision")
-            ),
-            ("problem", model["problem"]),
+            *((name, model[name]) for name in names),
             *(("setting", setting) for setting in model["settings"]),
             *(("note", note) for note in model["notes"]),
         ]
@@ -72,8 +70,6 @@ def show(client: Client, name: str) -> Mapping[str, Any]:
     Args:
         name (NAME): The name of the model.
     """
-    from vectormill.domain.errors import InvalidOption
-
     models = {model["name"]: model for model in client.models()}
     if name not in models:
         raise InvalidOption(f"Unknown model {name!r}. Registered models: {', '.join(models)}.")
@@ -133,7 +129,6 @@ def add(
         certify: Compare its results with its authors' code, in the way workers here would run it, before it is
             registered.
     """
-    from vectormill.domain.errors import InvalidOption
     from vectormill.models.registry import change_added, name_added, open_registry, read_added
     from vectormill.models.specs import find_own_task
     from vectormill.settings import ModelEntry, load_settings
@@ -176,12 +171,10 @@ def add(
         enter({name: known.entry(name)})
     card = registry.card(name, weights=True)
     report = try_to_load(card, settings)
+    facts = ("dimension", "max_tokens", "outputs", "settings", "notes", "revision")
     answer = {
         **asdict(entry),
-        **{
-            field: getattr(card, field)
-            for field in ("dimension", "max_tokens", "outputs", "settings", "notes", "revision")
-        },
+        **{fact: getattr(card, fact) for fact in facts},
         "name": name,
         "task": find_own_task(card),
         "report": report,
@@ -222,11 +215,8 @@ def has_flaws(card: "ModelCard", report: "Mapping[str, Any] | None", settings: "
     backend, precision = (describe_choice(report or {}, name)[0] for name in ("backend", "precision"))
     devices = load_worker_settings().devices
     choices = Choices(devices) if report is None else Choices(devices, precision, backend)
-    return bool(
-        tell_flaws(
-            write_measured(card, choices, None, settings, name_certificate(settings.data_dir, card.name))
-        )
-    )
+    path = name_certificate(settings.data_dir, card.name)
+    return bool(tell_flaws(write_measured(card, choices, None, settings, path)))
 
 
 @command(app, "vectormill models remove my-model")
@@ -236,7 +226,6 @@ def remove(name: str, *, data_dir: Path | None = None) -> str:
     Args:
         name (NAME): The name of the model.
     """
-    from vectormill.domain.errors import InvalidOption
     from vectormill.models.registry import change_added, name_added
     from vectormill.settings import load_settings
 

@@ -186,7 +186,7 @@ def describe_success(schedule: Schedule) -> str:
     return f"{_minute(schedule['last_success_at'])} UTC" if schedule["last_success_at"] else "never"
 
 
-def describe_standing(schedule: Schedule) -> str:
+def summarize_schedule(schedule: Schedule) -> str:
     """Describe the state of a schedule in one sentence; problems come first."""
     name, problems = schedule["name"], []
     if schedule["lag_seconds"] > OVERDUE_SECONDS:

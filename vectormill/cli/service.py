@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from vectormill.cli.command import Client, command, top
 from vectormill.cli.printing import listing, print_json, tell
-from vectormill.cli.schedules import describe_standing
+from vectormill.cli.schedules import summarize_schedule
 from vectormill.workers.samples import list_device_uses
 
 SWITCHES: Final = "switches"
@@ -62,7 +62,7 @@ def workers(client: Client) -> Sequence[Worker]:
     return client.workers()
 
 
-def show_standing(client: Client, *, is_json: bool) -> None:
+def show_workers_and_schedules(client: Client, *, is_json: bool) -> None:
     """Print the live workers and the state of the schedules."""
     workers = client.workers()
     if is_json:
@@ -78,7 +78,7 @@ def show_standing(client: Client, *, is_json: bool) -> None:
     ):
         tell(lost)
     for schedule in schedules:
-        tell(describe_standing(schedule))
+        tell(summarize_schedule(schedule))
 
 
 # The columns of the table of workers besides their names and models.

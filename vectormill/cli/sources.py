@@ -64,12 +64,9 @@ def show_check(found: Mapping[str, Any]) -> None:
         return
     names = ("key", "text", "text_pair", "metadata") if has_pairs else ("key", "text", "metadata")
     print_table(names, [tuple(row[name] for name in names) for row in found["rows"]])
-    all_rows = "" if found["num_rows"] is None else f" of about {found['num_rows']:,}"
-    read = (
-        f"all {found['num_sampled']:,}"
-        if found["is_whole"]
-        else f"the first {found['num_sampled']:,}{all_rows}"
-    )
+    read = f"{'all' if found['is_whole'] else 'the first'} {found['num_sampled']:,}"
+    if not found["is_whole"] and found["num_rows"] is not None:
+        read += f" of about {found['num_rows']:,}"
     tell(f"Read {read} rows; their keys are unique.")
     for example in found["complaints"]["examples"]:
         tell(example)

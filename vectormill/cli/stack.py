@@ -63,7 +63,10 @@ class Stack:
             is_embedded=not {f"{PREFIX}DATABASE_URL", f"{PREFIX}REDIS_URL"} <= self._environment.keys()
         )
         self._handlers = {number: signal.signal(number, _exit_on_signal) for number in ENDING_SIGNALS}
-        self._child = self._start()
+        with open_log(self._log) as output:
+            output.truncate(0)  # otherwise the line `ready` of an earlier run would be found
+            # The child has its own session: Ctrl-C reaches only this process, which cancels jobs first.
+            self._child = spawn(self._command, env=self._environment, output=output)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -90,12 +93,6 @@ class Stack:
                 raise StackFailed(f"The stack was not ready within {START_SECONDS:g} s:{tail_of(self._log)}")
             time.sleep(POLL_SECONDS)
         return self.url
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        with open_log(self._log) as output:
-            output.truncate(0)  # otherwise the line `ready` of an earlier run would be found
-            # The child has its own session: Ctrl-C reaches only this process, which cancels jobs first.
-            return spawn(self._command, env=self._environment, output=output)
 
 
 def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:

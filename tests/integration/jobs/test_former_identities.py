@@ -26,7 +26,7 @@ from tests.protocol import make_items, vector_of
 from tests.queries import listening
 from vectormill.broker.queries import name_space
 from vectormill.cli import doctor
-from vectormill.cli.imports import refuse_other
+from vectormill.cli.imports import refuse_other_spec
 from vectormill.client import Client
 from vectormill.collections.collections import find_generation
 from vectormill.domain.encoding import EncodingOptions
@@ -166,10 +166,10 @@ def test_vectors_under_either_name_are_imported(engine: Engine) -> None:
     for kept in (NOW, FORMER):
         live = replace(kept, aliases=())
         for theirs in (None, FORMER, replace(NOW, aliases=())):
-            refuse_other(place, live, stated, VectorSource(None, iter(()), theirs))
+            refuse_other_spec(place, live, stated, VectorSource(None, iter(()), theirs))
         other = replace(NOW, dimensions=16, aliases=())
         with pytest.raises(SpecMismatch, match=r"another spec: dimensions is 8, not 16\."):
-            refuse_other(place, live, stated, VectorSource(None, iter(()), other))
+            refuse_other_spec(place, live, stated, VectorSource(None, iter(()), other))
 
 
 @pytest.mark.usefixtures("rereads")

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from vectormill.cli.service import show_standing, summarize_worker
+from vectormill.cli.service import show_workers_and_schedules, summarize_worker
 from vectormill.workers.samples import MOST_SAMPLES, Sample, list_device_uses, read_samples
 from worker.chunk.ledger import WATCHED, ChunkLedger, Timesheet
 from worker.devices.detect import DeviceUse
@@ -104,7 +104,9 @@ def test_a_worker_tells_which_devices_its_launcher_has_lost_among_the_reasons_of
     said = report.compose()
     assert said["placement"]["plan"]["reasons"] == ["cuda:3 is lost.", "It fits."]
     workers = [{"name": name, "model": "m", "report": said | {"placement": None}} for name in ("v", "w")]
-    show_standing(cast(Any, SimpleNamespace(workers=lambda: workers, schedules=list)), is_json=False)
+    show_workers_and_schedules(
+        cast(Any, SimpleNamespace(workers=lambda: workers, schedules=list)), is_json=False
+    )
     assert capsys.readouterr().err == "cuda:3 is lost.\n", "once, however many workers tell it"
     losses.write_text("")
     assert report.compose()["placement"] == placement
