@@ -203,7 +203,6 @@ def delete(client: Client, collection: str, *, force: bool = False, yes: bool = 
 
     Args:
         force: Cancel the jobs and runs that work on it first.
-        yes: Do not ask.
     """
     if not yes and sys.stdin.isatty():
         found = client.collection(collection)
@@ -319,7 +318,6 @@ def index(
         bm25: Rank words by BM25 in searches, if Postgres has the extension pg_textsearch, or no longer.
         rebuild: Rebuild the vector index even if it is usable.
         drop: Drop the vector index and set the policy to none.
-        wait: Follow the run until it ends.
     """
     wishes = (policy, m, ef_construction, workers, memory_mib, on, multi_vector_codes, bm25)
     if all(wish is None for wish in wishes) and not (rebuild or drop or wait):

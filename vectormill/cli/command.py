@@ -82,6 +82,9 @@ OPTIONS: Final = {option.name: option.help for option in list_options(RequestedJ
     data_dir (DIR): The embedded stack's directory. By default VECTORMILL_DATA_DIR, or ~/.vectormill.
     errors (FILE): Write every failed item here, as NDJSON.
     format: By default, the extension of OUT.
+    gzip: Compress the upload, for slow networks.
+    host (HOST): The address to listen on. Requests from other machines need an API key (`vectormill keys`).
+        [default: 127.0.0.1]
     json: Print JSON on stdout.
     keep_text: Keep texts alongside their results, for full-text search and answers that show them.
     key_field (FIELD): The field with the key. By default key, or id, or the line number.
@@ -90,9 +93,12 @@ OPTIONS: Final = {option.name: option.help for option in list_options(RequestedJ
     metadata (JSON): A JSON object to keep with the job.
     out (--out -o, OUT): {OUTPUT_HELP}
     pair_field (FIELD): The field with the second text of a pair.
+    price (MONEY): The price of the machines for an hour, in any currency.
     strict: Fail on input that is not UTF-8, instead of failing only that item.
     text_field (FIELD): The field with the text.
     text_pair (COLUMN): The column with the second text of a pair.
+    wait: Follow the run until it ends.
+    yes: Do not ask.
     """)
 )
 

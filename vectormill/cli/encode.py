@@ -194,7 +194,13 @@ def run_job_on_file(
         # This command has a patience of its own with workers that fail.
         wanted |= {"model": files.model, "collection": files.collection, "priority": files.priority}
         submitted = client.submit(items, metadata=name_file(input) or None, wait_for_worker=True, **wanted)
-        job = _watch(client, submitted, is_patient=is_patient)
+        try:
+            job = watch_job(client, submitted, is_patient=is_patient)
+        except (KeyboardInterrupt, SystemExit):  # nobody would fetch its results
+            with suppress(VectormillError):
+                client.cancel(submitted["id"])
+                tell(f"Interrupted: job {submitted['id']} was cancelled, and nothing was written.")
+            raise
         exit_code = exit_code_of_job(job["state"])
         if exit_code == JOB_NOT_COMPLETED:
             _report_failures(client, job, errors)
@@ -225,17 +231,6 @@ def connect_or_start(files: FileCommand, task: str) -> Iterator[Client]:
             typer.echo(f"Starting Vectormill in {directory} …", err=True)
             url = cleanup.enter_context(Stack(directory, files.model)).wait_until_ready()
         yield cleanup.enter_context(Client(url))
-
-
-def _watch(client: Client, job: Job, *, is_patient: bool) -> Job:
-    """Wait for the job to end. If interrupted, cancel the job, because nobody would fetch its results."""
-    try:
-        return watch_job(client, job, is_patient=is_patient)
-    except (KeyboardInterrupt, SystemExit):
-        with suppress(VectormillError):
-            client.cancel(job["id"])
-            typer.echo(f"Interrupted: job {job['id']} was cancelled, and nothing was written.", err=True)
-        raise
 
 
 def _report_failures(client: Client, job: Job, errors: Path | None) -> None:

@@ -108,7 +108,6 @@ def estimate(
         vector_type: The type of a vector's numbers in the collection.
         dimensions (N, from 1): Keep only the first N values of a vector.
         tokens_per_second (N): The measured rate of all devices together, instead of an estimated one.
-        price (MONEY): The price of the machine for an hour, in any currency.
         cores (N, from 1): The cores of the Postgres server that builds the index.
     """
     from vectormill.models.registry import open_registry
@@ -171,11 +170,9 @@ def quote(
         collection (NAME): Tell which rows this collection has already.
         metadata_field (NAME): Keep this column with each result.
         format (NAME): jsonl, csv, tsv or parquet. By default, the objects' names decide.
-        gzip: Compress the upload, for slow networks.
         devices (DEVICES): Without live workers, estimate with these: auto for this machine, or a description such as
             2x80GiB@sm_90,16cores,128GiB.
         precision: Without live workers, the precision of the weights: auto, fp32, fp16, bf16 or int8.
-        price (MONEY): The price of the machines for an hour, in any currency.
     """
     if sum(each is not None for each in (input, sql, reindex)) != 1:
         raise InvalidOption("Name one of INPUT, --sql and --reindex.")

@@ -84,7 +84,6 @@ def submit(
         unique: Refuse objects in which a key occurs twice; the service reads all keys first. In a file of texts
             keys are always compared.
         idempotency_key (KEY): Submitting again with the same key returns the same job.
-        gzip: Compress the upload, for slow networks.
     """
     shared: dict[str, Any] = {
         "model": model,
@@ -358,7 +357,7 @@ def describe_long_texts(job: Job) -> list[str]:
     if num_cut:
         subject = "1 text was" if num_cut == 1 else f"{num_cut:,} texts were"
         # Vectors of passages can be combined; scores and records cannot.
-        other = ", or submit with --long-texts passages" if _has_vectors(job) else ""
+        other = ", or submit with --long-texts passages" if find_result(job["options"]) == VECTOR else ""
         sentences.append(
             f"{subject} longer than {_limit(job)} and cut there; list them with `vectormill truncated {job['id']}`"
             f"{other}."
@@ -370,14 +369,10 @@ def describe_long_texts(job: Job) -> list[str]:
 
 def describe_missing_prompt(job: Job, models: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a sentence if the model's authors recommend a prompt and the job has none."""
-    if job["options"].get("prompt") or not _has_vectors(job):
+    if job["options"].get("prompt") or find_result(job["options"]) != VECTOR:
         return []
     told = [model.get("unprompted") for model in models if model["name"] == job["model"]]
     return [f"The texts were encoded without a prompt. {sentence}" for sentence in told if sentence]
-
-
-def _has_vectors(job: Job) -> bool:
-    return find_result(job["options"]) == VECTOR
 
 
 def _limit(job: Job) -> str:

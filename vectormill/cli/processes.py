@@ -46,8 +46,6 @@ def up(
     With VECTORMILL_DATABASE_URL or VECTORMILL_REDIS_URL set, those are used instead.
 
     Args:
-        host (HOST): The address to listen on. Requests from other machines need an API key (vectormill keys).
-            [default: 127.0.0.1]
         api_port (PORT, 1 to 65535):  [default: 8000]
         flower_port (PORT, 1 to 65535):  [default: 5555]
         model (NAME): A model to serve. May be repeated.
@@ -78,8 +76,6 @@ def api(*, host: str | None = None, port: int | None = None, data_dir: Path | No
     """Run the HTTP API. Needs Postgres, and works without Redis; its reference is at /docs.
 
     Args:
-        host (HOST): The address to listen on. Requests from other machines need an API key (vectormill keys).
-            [default: 127.0.0.1]
         port (PORT, 1 to 65535):  [default: 8000]
     """
     from api.app import run

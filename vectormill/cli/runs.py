@@ -74,7 +74,6 @@ def reindex(
 
     Args:
         collection (COLLECTION): The collection; it needs a source or kept texts.
-        wait: Follow the run until it ends.
     """
     started = client.reindex(collection, model=model, **find_given(options), **find_given(run))
     if not wait:

@@ -25,6 +25,7 @@ from vectormill.domain.options import Help, find_given, list_options, read_optio
 from vectormill.jobs.job import JobArguments, JobOptions, NewJob, RequestedJob
 from vectormill.operation import struct_of
 from vectormill.runs.operations import RunArguments, RunOptionsBody
+from vectormill.runs.run import ReindexOptions
 from vectormill.webhooks.operations import WebhookRequest
 
 
@@ -63,8 +64,20 @@ def test_the_arguments_that_type_checkers_see_are_the_options() -> None:
 
 
 def test_a_client_starts_a_run_with_whatever_the_api_takes_for_one() -> None:
-    taken = set(get_type_hints(RunArguments))
-    assert taken == set(RunOptionsBody.__struct_fields__) - {"sample"}  # of a check
+    taken = get_type_hints(RunArguments)
+    assert set(taken) == set(RunOptionsBody.__struct_fields__) - {"sample"}  # of a check
+    declared = {option.name: option.kind | None for option in list_options(ReindexOptions)}
+    assert taken == get_type_hints(OptionArguments) | declared | {"model": str | None}
+
+
+def test_a_run_keeps_what_was_said_of_it_and_its_priority() -> None:
+    said = b'{"least_recall": 0.0, "full": true, "confirm": false, "dimensions": 64, "model": "mini"}'
+    body = msgspec.json.decode(said, type=RunOptionsBody)
+    assert body.to_options() == {"priority": 5, "least_recall": 0.0, "full": True}
+    assert body.of_spec() == {"model": "mini", "dimensions": 64}
+    for wrong in (b'{"least_recall": 1.1}', b'{"canary_sample": 10001}', b'{"priority": 10}'):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.json.decode(wrong, type=RunOptionsBody)
 
 
 def test_a_client_sends_what_was_said_of_a_run_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
