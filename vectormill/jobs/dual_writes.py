@@ -141,7 +141,7 @@ LIST_TWINS = text("SELECT id FROM vectormill.jobs WHERE twin_of = :job_id ORDER 
 JobChange = Callable[[Connection, UUID], Job]
 
 
-def change_twins(engine: Engine, wish: JobChange, job_id: UUID) -> None:
+def change_twins(engine: Engine, change: JobChange, job_id: UUID) -> None:
     """Apply an action that a client requested for a job, such as a pause, to its twins.
 
     Each twin has its own transaction, after that of the job, because no transaction locks two jobs. A
@@ -151,7 +151,7 @@ def change_twins(engine: Engine, wish: JobChange, job_id: UUID) -> None:
         twins = list(connection.execute(LIST_TWINS, {"job_id": job_id}).scalars())
     for twin in twins:
         with suppress(JobNotFound, WrongJobState), engine.begin() as connection:
-            wish(connection, twin)
+            change(connection, twin)
 
 
 # These are twins that the API did not reach after it had cancelled their original, and open jobs of a

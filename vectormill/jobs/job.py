@@ -40,8 +40,8 @@ RETRY: Final = "retry"
 class JobState(State):
     """A job state and its properties, from which the sets of states below are derived.
 
-    `leads_to` has by wish of a client the state after it; a wish that is missing is refused. `title` is the state's
-    name in the console where it is not simply the state.
+    `leads_to` has the state after each request of a client; a request that is missing is refused. `title` is what the
+    console calls the state, if not by its name.
     """
 
     is_final: bool = False
@@ -349,9 +349,9 @@ class Job:
         return 1 - self.num_tokens / self.num_computed_tokens if self.num_computed_tokens else 0.0
 
 
-def _state_after(wish: str, state: str, allowed: str) -> str:
-    """Return the state after a wish of a client. Raise WrongJobState, which says what is `allowed`, if it has none."""
-    after = JOB_STATE_BY_NAME[state].leads_to.get(wish)
+def _state_after(request: str, state: str, allowed: str) -> str:
+    """Return the state after a client's request. Raise WrongJobState, with what is `allowed`, if it is refused."""
+    after = JOB_STATE_BY_NAME[state].leads_to.get(request)
     if after is None:
         raise WrongJobState(f"The job is {state}; {allowed}.")
     return after
