@@ -83,7 +83,7 @@ OPTIONS: Final = {option.name: option.help for option in list_options(RequestedJ
     errors (FILE): Write every failed item here, as NDJSON.
     format: By default, the extension of OUT.
     gzip: Compress the upload, for slow networks.
-    host (HOST): The address to listen on. Requests from other machines need an API key (`vectormill keys`).
+    host (HOST): The address to listen on. Requests from other machines need an API key (`vectormill keys create NAME`).
         [default: 127.0.0.1]
     json: Print JSON on stdout.
     keep_text: Keep texts alongside their results, for full-text search and answers that show them.
