@@ -37,8 +37,9 @@ from vectormill.sources.following import (
     try_to_follow,
 )
 from vectormill.sources.opening import read_keys
+from vectormill.sources.parsing import NONE, parse_split
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import NONE, Source, parse_split
+from vectormill.sources.source import Source
 from vectormill.work.work import Loop
 
 logger = logging.getLogger(__name__)

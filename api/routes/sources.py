@@ -42,9 +42,10 @@ from vectormill.sources.operations import (
     SourceRequest,
     describe_source,
 )
+from vectormill.sources.parsing import NONE, parse_options, parse_split, refuse_unfit
 from vectormill.sources.pushes import PushWriter
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import NONE, Source, parse_options, parse_split, refuse_unfit
+from vectormill.sources.source import Source
 from vectormill.sources.sources import delete_source, find_source, save_source
 
 router = APIRouter(tags=["sources"])

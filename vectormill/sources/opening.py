@@ -11,11 +11,11 @@ from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.jobs.item import Item, split_pair
 from vectormill.sources.operations import SourceCheckBody, SourceRowBody
 from vectormill.sources.own_texts import OwnTextReader
+from vectormill.sources.parsing import NONE, parse_options, parse_split, refuse_unfit
 from vectormill.sources.passages import PassageReader
 from vectormill.sources.pushes import PushReader
 from vectormill.sources.reader import Reader, SourcePlace
 from vectormill.sources.source import (
-    NONE,
     PUSH,
     FileOptions,
     Options,
@@ -24,9 +24,6 @@ from vectormill.sources.source import (
     Source,
     SqlOptions,
     TreeOptions,
-    parse_options,
-    parse_split,
-    refuse_unfit,
 )
 from vectormill.sources.sql import SqlReader, ask_for, write_array
 

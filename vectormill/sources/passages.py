@@ -17,8 +17,8 @@ from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.jobs.chunk import USUAL_SPECIAL_TOKENS
 from vectormill.jobs.item import PASSAGE, PLACE_MARK, Item, join_pair
 from vectormill.rows.values import encode_metadata
+from vectormill.sources.parsing import TOKENS, Split
 from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, Reader, SourcePlace
-from vectormill.sources.source import TOKENS, Split
 
 # The usual number of characters of a token, by which the window of a model is compared with documents.
 CHARS_PER_TOKEN: Final = 4

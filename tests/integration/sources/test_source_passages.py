@@ -17,9 +17,10 @@ from vectormill.jobs.item import PLACE_MARK, Item, split_pair
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
+from vectormill.sources.parsing import Split
 from vectormill.sources.passages import load_tokenizer, make_cuts, name_passages, pair_with_text
 from vectormill.sources.reader import SourcePlace
-from vectormill.sources.source import FILES, TREE, Source, Split
+from vectormill.sources.source import FILES, TREE, Source
 
 ENGINE = create_engine("sqlite://")
 PLACE = SourcePlace(

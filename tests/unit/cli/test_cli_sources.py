@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from vectormill.cli import endpoint
 from vectormill.cli.sources import app
-from vectormill.sources.source import KINDS, Source, TreeOptions, parse_options
+from vectormill.sources.parsing import parse_options
+from vectormill.sources.source import KINDS, Source, TreeOptions
 
 SET: list[tuple[list[str], str, dict[str, Any]]] = [
     (
