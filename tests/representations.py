@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from benchmarks.random_embedder import M3
 from tests.models import DEVICE, PACKED, add_tokenizer, packaged_model
+from tests.rounds import ask, finish
 from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import EncodingOptions, make_spec
 from vectormill.ragged import Ragged
@@ -131,13 +132,13 @@ def represent(
     """Return the outputs of the texts in one batch, or of each in a batch of its own."""
     task = make_tasks(card)["embed"]
     spec = make_spec(card, EncodingOptions(outputs=outputs, prompt=prompt))
-    course = task.begin(spec, [text.encode() for text in texts], 10_000)
-    inputs = dict(course.start().inputs)
-    for name, value in course.constants.items():
+    rounds = task.process(spec, [text.encode() for text in texts], 10_000)
+    read, constants = ask(rounds)
+    inputs = dict(read.inputs)
+    for name, value in constants.items():
         inputs[name] = Ragged.from_scalars(np.full(len(texts), value, np.int32))
     batch = Batch(inputs)
     parts = [batch.part(row, row + 1) for row in range(len(batch))] if alone else [batch]
-    course.take(Ragged.join([encoder.encode(part) for part in parts]), {})
-    finished = course.finish()
+    finished = finish(rounds, Ragged.join([encoder.encode(part) for part in parts]))
     assert not finished.failures
     return [unpack(finished.results.row(index).tobytes()) for index in range(len(texts))]

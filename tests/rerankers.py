@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tests.rounds import ask, finish
 from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.task import JUDGE
 from vectormill.jobs.item import join_pair
@@ -130,10 +131,10 @@ def rank(
     `groups` says which pairs share a batch; by default all of them do. The order of the rows is that of the pairs.
     """
     spec = make_spec(card, EncodingOptions(**options))
-    state = make_tasks(card)[JUDGE].begin(
+    rounds = make_tasks(card)[JUDGE].process(
         spec, [join_pair(first.encode(), second.encode()) for first, second in pairs], 1 << 20
     )
-    read = state.start()
+    read, _ = ask(rounds)
     assert read.lengths.max() <= spec.max_tokens
     scores = np.zeros((len(pairs), 1), np.float32)
     encoded = [index for index in range(len(pairs)) if index not in read.failures]
@@ -141,6 +142,5 @@ def rank(
         places = np.array(group)
         batch = Batch({name: values.take(places) for name, values in read.inputs.items()})
         scores[places] = encoder.encode(batch).matrix
-    state.take(Ragged.from_matrix(scores), read.failures)
-    finished = state.finish()
+    finished = finish(rounds, Ragged.from_matrix(scores), read.failures)
     return finished.results.matrix[:, 0], finished

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from tests.contract.small_models import HIDDEN_SIZE, TEXTS, WINDOW, make_tokenizer, write_transformer
 from tests.models import DEVICE
 from tests.processors import without_bf16
+from tests.rounds import ask
 from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.errors import ModelError
 from vectormill.domain.task import EMBED
@@ -83,7 +84,7 @@ def load(card: ModelCard, cache_dir: Path, attention: str) -> Encoder:
 def encode(card: ModelCard, encoder: Encoder, texts: Sequence[str], *, alone: bool) -> NDArray[np.float32]:
     """Return the vectors of texts in one batch, or of each alone; what is too long is cut."""
     task = make_tasks(card, num_free_cores=LIBRARY_CORES)[EMBED]
-    read = task.begin(make_spec(card, EncodingOptions()), [text.encode() for text in texts], 10_000).start()
+    read, _ = ask(task.process(make_spec(card, EncodingOptions()), [text.encode() for text in texts], 10_000))
     assert not read.failures
     assert read.lengths.max() <= card.max_tokens
     batch = Batch(dict(read.inputs))

@@ -29,6 +29,7 @@ from tests.rerankers import (
     write_cross_encoder,
     write_reranker,
 )
+from tests.rounds import ask, finish
 from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.errors import InvalidOption, ModelError, UnsupportedModel
 from vectormill.domain.task import JUDGE
@@ -36,6 +37,7 @@ from vectormill.jobs.item import NO_PAIR, TOO_MANY_TOKENS
 from vectormill.models.model_card import ModelCard
 from vectormill.models.rerankers import RERANKERS
 from vectormill.models.specs import find_kind, make_spec
+from vectormill.ragged import Ragged
 from worker.encoder.encoder import Encoder
 from worker.model.classifiers import load_head
 from worker.tasks.table import make_tasks
@@ -170,8 +172,10 @@ def test_a_pair_without_room_or_without_a_document_fails_and_says_why(tmp_path: 
     assert "leave no room for the document" in finished.failures[1].detail
     _, finished = rank(card, encoder, pairs, max_tokens=int(lengths[0]), long_texts="fail")
     assert "allowed with long_texts=fail" in finished.failures[1].detail
-    state = make_tasks(card)[JUDGE].begin(make_spec(card, EncodingOptions()), [b"alone"], 100)
-    assert {index: failure.code for index, failure in state.finish().failures.items()} == {0: NO_PAIR}
+    rounds = make_tasks(card)[JUDGE].process(make_spec(card, EncodingOptions()), [b"alone"], 100)
+    assert not ask(rounds)[0].lengths.any()
+    finished = finish(rounds, Ragged.from_matrix(np.zeros((1, 1), np.float32)))
+    assert {index: failure.code for index, failure in finished.failures.items()} == {0: NO_PAIR}
 
 
 def test_a_reranker_with_a_head_of_its_own_reads_the_same_words(tmp_path: Path) -> None:

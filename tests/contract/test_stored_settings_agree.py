@@ -65,6 +65,8 @@ from tests.contract.saved_models import (
 from tests.contract.small_models import HIDDEN_SIZE, PAIRS, TEXTS, make_tokenizer
 from tests.models import DEVICE
 from tests.processors import without_bf16
+from tests.rounds import ask as ask_task
+from tests.rounds import finish
 from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.errors import InvalidOption, ModelError
 from vectormill.domain.task import DENSE, EMBED, JUDGE
@@ -628,18 +630,17 @@ def ask_us(directory: Path, cache_dir: Path, names: Sequence[str | None]) -> Ans
             assert name in ("query", "document"), f"there is no prompt {name}"
             continue
         spec = make_spec(card, EncodingOptions(prompt=name))
-        course = task.begin(spec, texts, 10_000)
-        read = course.start()
+        rounds = task.process(spec, texts, 10_000)
+        read, constants = ask_task(rounds)
         assert {each.code for each in read.failures.values()} <= {TOO_MANY_TOKENS}
         places = np.array([place for place in range(len(texts)) if place not in read.failures])
         inputs = {key: values.take(places) for key, values in read.inputs.items()}
-        for constant, value in course.constants.items():
+        for constant, value in constants.items():
             inputs[constant] = Ragged.from_scalars(np.full(len(places), value, np.int32))
         encoded = encoder.encode(Batch(inputs))
-        course.take(
-            encoded.take(np.searchsorted(places, np.arange(len(texts))).clip(max=len(places) - 1)), {}
+        finished = finish(
+            rounds, encoded.take(np.searchsorted(places, np.arange(len(texts))).clip(max=len(places) - 1))
         )
-        finished = course.finish()
         assert finished.failures.keys() == read.failures.keys(), finished.failures
         rows = [finished.results.row(row) for row in range(len(texts))]
         if task_name == EMBED and spec.outputs != DENSE:

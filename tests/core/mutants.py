@@ -821,7 +821,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a wrong sparse weight is no flaw",
-        "worker/tasks/represent.py",
+        "worker/tasks/embed.py",
         "if change > LARGEST_CHANGE * largest else",
         "if change > largest else",
     ),
@@ -839,7 +839,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "documents keep the vectors of the skiplist",
-        "worker/tasks/represent.py",
+        "worker/tasks/embed.py",
         "vectors = vectors[~np.isin(ids[count_skipped(card) :], head.skiplist)]",
         "pass",
     ),
@@ -1431,8 +1431,8 @@ MUTANTS: Final = (
     Mutant(
         "a text of unknown tokens has the vector 0",
         "worker/tasks/embed.py",
-        "np.flatnonzero(texts.sequences.lengths == 0)",
-        "np.flatnonzero(texts.sequences.lengths < 0)",
+        "np.flatnonzero(read.sequences.lengths == 0)",
+        "np.flatnonzero(read.sequences.lengths < 0)",
     ),
     Mutant(
         "spans of a GLiNER overlap",

@@ -15,7 +15,7 @@ from vectormill.jobs.item import ITEM_ERROR_CODES, TOO_MANY_TOKENS, ItemFailure
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
 from worker.tasks.finishing import fail_unless, find_changed, find_finite_rows, read_texts
-from worker.tasks.task import Finished
+from worker.tasks.task import Finished, Rounds
 from worker.tokens.tokenized import TokenizedTexts
 
 OUTSIDE = "O"
@@ -30,7 +30,9 @@ class Words:
 
 
 class Tag:
-    """Implements WorkerTask."""
+    """Implements WorkerTask: one round, whose answers are the logits of each token."""
+
+    asks_again = False
 
     def __init__(self, card: ModelCard) -> None:
         self._max_tokens = card.max_tokens
@@ -40,15 +42,24 @@ class Tag:
         labels = json.loads((card.path / "config.json").read_text(encoding="utf-8"))["id2label"]
         self._labels = [labels[number] for number in sorted(labels, key=int)]
 
-    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> "Tagging":
+    def process(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> Rounds:
         decoded, failures = read_texts(texts, max_chars)
         sound = [index for index in range(len(texts)) if index not in failures]
         words, read = self._read(decoded, spec.max_tokens, truncate=spec.long_texts == TRUNCATE)
-        return Tagging(
-            self._labels, dict(zip(sound, words, strict=True)), read.spread(sound, len(texts)), failures
-        )
+        read = read.spread(sound, len(texts))
+        results, more_failures = yield read, {}
+        failures |= more_failures
+        fail_unless(find_finite_rows(results), failures)
+        rows = [b""] * len(texts)
+        for index, each in zip(sound, words, strict=True):
+            if index not in failures:
+                logits = results.row(index).reshape(-1, len(self._labels))
+                tags = [self._labels[best] for best in logits.argmax(axis=1)]
+                rows[index] = json.dumps(join_spans(each, tags), ensure_ascii=False).encode()
+        records = Ragged.from_rows([np.frombuffer(row, dtype=np.uint8) for row in rows], np.uint8)
+        return Finished.of(records, failures, read.lengths, read.truncated)
 
-    def canary(self, text: str) -> Mapping[str, Ragged]:
+    def make_known_inputs(self, text: str) -> Mapping[str, Ragged]:
         return self._read([text], self._max_tokens, truncate=True)[1].inputs
 
     def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
@@ -70,48 +81,6 @@ class Tag:
             words.append(Words(texts[index], offsets))
             rows.append(np.array(ids, dtype=np.int32))
         return words, TokenizedTexts.from_rows(rows, truncated, failures)
-
-
-class Tagging:
-    """Implements RequestState: one round, whose answers are the logits of each token."""
-
-    constants: Mapping[str, int] = {}
-
-    def __init__(
-        self,
-        labels: Sequence[str],
-        words: Mapping[int, Words],
-        read: TokenizedTexts,
-        failures: Mapping[int, ItemFailure],
-    ) -> None:
-        self._labels, self._words, self._read = labels, words, read
-        self._failures = {**read.failures, **failures}
-        self._logits = Ragged.from_lengths(np.zeros(0, np.float32), np.zeros(len(read), np.int64))
-
-    def start(self) -> TokenizedTexts:
-        return self._read
-
-    def take(self, results: Ragged, failures: Mapping[int, ItemFailure]) -> None:
-        self._logits = results
-        self._failures |= failures
-
-    def finish(self) -> Finished:
-        fail_unless(find_finite_rows(self._logits), self._failures)
-        rows = [b""] * len(self._read)
-        for index in self._words.keys() - self._failures.keys():
-            logits = self._logits.row(index).reshape(-1, len(self._labels))
-            tags = [self._labels[best] for best in logits.argmax(axis=1)]
-            rows[index] = json.dumps(join_spans(self._words[index], tags), ensure_ascii=False).encode()
-        lengths, truncated = self._read.lengths.astype(np.int32), self._read.truncated.copy()
-        failed = list(self._failures)
-        lengths[failed], truncated[failed] = 0, False
-        return Finished(
-            Ragged.from_rows([np.frombuffer(row, dtype=np.uint8) for row in rows], np.uint8),
-            self._failures,
-            lengths,
-            truncated,
-            np.zeros(len(rows), dtype=np.int32),
-        )
 
 
 def join_spans(words: Words, tags: Sequence[str]) -> list[list[dict[str, Any]]]:

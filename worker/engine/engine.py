@@ -9,8 +9,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +34,7 @@ from worker.engine.executor import Executor, ExecutorTimeouts, Proof
 from worker.engine.in_flight import Canary
 from worker.engine.request import EncodeRequest, EncodeResult, wait_unless_cancelled
 from worker.engine.request_queue import QUERY_PLACES, Admission, RequestQueue, Ticket
-from worker.engine.reuse import Digests, VectorReuse
+from worker.engine.reuse import VectorReuse
 from worker.engine.tuner import Tuner, find_batch_cost
 from worker.loading import LoadingDisplay
 from worker.placement.obstacles import find_obstacle
@@ -44,7 +43,7 @@ from worker.runner.starter import RunnerStarter, Sharing
 from worker.settings import WorkerSettings
 from worker.tasks.finishing import PROMISE, PROMISE_FP32, find_turned, find_unique
 from worker.tasks.table import make_tasks
-from worker.tasks.task import RequestState, WorkerTask
+from worker.tasks.task import Finished, WorkerTask, advance
 from worker.tokens.word_cache import WordTally
 
 logger = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ CANARIES: Final = (
 
 def make_canaries(task: WorkerTask) -> Batch:
     """Return a batch of the known texts as the task's model reads them."""
-    texts = [task.canary(text) for text in CANARIES]
+    texts = [task.make_known_inputs(text) for text in CANARIES]
     return Batch({name: Ragged.join([text[name] for text in texts]) for name in texts[0]})
 
 
@@ -233,18 +232,21 @@ class Engine:
             ticket = Ticket(dimension, is_interactive=request.interactive)
             ticket.wait_seconds = time.perf_counter() - asked_at
             unique, places = find_unique(request.texts)
-            with self._tokenizing(ticket):
-                course = task.begin(request.spec, unique, request.max_text_chars)
-                ticket.lay(course.start(), course.constants)
-            is_answered = False
-            while not is_answered:
+            rounds = task.process(request.spec, unique, request.max_text_chars)
+            answered = None
+            while True:
+                start = time.perf_counter()
+                may_ask = answered is None or task.asks_again
+                with self._queue.hold_partial_batches() if may_ask else nullcontext():
+                    asked = advance(rounds, answered)
+                seconds = time.perf_counter() - start
+                if isinstance(asked, Finished):
+                    return self._collect(asked, ticket, places, seconds)
+                ticket.tokenize_seconds += seconds
+                self._count_stage(TOKENIZE, seconds)
+                ticket.lay(*asked)
                 self._run(ticket, cancelled)
-                with self._tokenizing(ticket):
-                    following = course.take(ticket.join(), ticket.failures)
-                    is_answered = following is None
-                    if following is not None:
-                        ticket.lay(following, course.constants)
-            return self._collect(course, ticket, places)
+                answered = ticket.join(), ticket.failures
 
     @property
     def max_tokens_in_flight(self) -> int:
@@ -323,16 +325,6 @@ class Engine:
             )
         return self._tasks[spec.task]
 
-    @contextmanager
-    def _tokenizing(self, ticket: Ticket) -> Iterator[None]:
-        """Count the block's time as tokenizing; batches that are not full wait for its sequences."""
-        start = time.perf_counter()
-        with self._queue.expecting():
-            yield
-        seconds = time.perf_counter() - start
-        ticket.tokenize_seconds += seconds
-        self._count_stage(TOKENIZE, seconds)
-
     def _run(self, ticket: Ticket, cancelled: threading.Event) -> None:
         """Reuse vectors that were computed lately, and wait until the others are computed."""
         start = time.perf_counter()
@@ -348,25 +340,18 @@ class Engine:
             raise ticket.error
         computing = ticket.run_seconds - run_before
         ticket.wait_seconds += max(time.perf_counter() - start - computing, 0.0)
-        self._keep(reuse, ticket, np.delete(digests, known, axis=0))
+        digests = np.delete(digests, known, axis=0)
+        if ticket.vectors is not None and len(digests):
+            is_sound = ~find_unfit(ticket.vectors)[0]
+            is_sound[list(ticket.failures)] = False
+            is_sound = is_sound[ticket.positions]
+            reuse.keep(digests[is_sound], ticket.vectors, ticket.positions[is_sound])
 
-    def _keep(self, reuse: VectorReuse, ticket: Ticket, digests: Digests) -> None:
-        """Store the newly computed vectors under their digests for later requests.
-
-        Failed texts are not stored.
-        """
-        vectors = ticket.vectors
-        if vectors is None or not len(digests):
-            return
-        is_sound = ~find_unfit(vectors)[0]
-        is_sound[list(ticket.failures)] = False
-        is_sound = is_sound[ticket.positions]
-        reuse.keep(digests[is_sound], vectors, ticket.positions[is_sound])
-
-    def _collect(self, course: RequestState, ticket: Ticket, places: NDArray[np.int64]) -> EncodeResult:
-        """Finish the results and return one row for every item, duplicates included."""
+    def _collect(
+        self, finished: Finished, ticket: Ticket, places: NDArray[np.int64], seconds: float
+    ) -> EncodeResult:
+        """Return one row for every item, duplicates included. It took `seconds` to finish the distinct ones."""
         start = time.perf_counter()
-        finished = course.finish()
         results, failures = finished.results, finished.failures
         if len(places) != len(results):
             results = results.take(places)
@@ -374,7 +359,7 @@ class Engine:
         is_sound[list(failures)] = False
         num_tokens, truncated = finished.num_tokens[places], finished.truncated[places]
         num_reused = ticket.num_reused + int(is_sound[places].sum() - is_sound.sum())
-        seconds = time.perf_counter() - start
+        seconds += time.perf_counter() - start
         self._count_stage(COLLECT, seconds)
         with self._stage_lock:
             self._num_reused += num_reused

@@ -251,8 +251,8 @@ class RequestQueue:
                 self._put_back(self._pool.begin(cost))
 
     @contextmanager
-    def expecting(self) -> Iterator[None]:
-        """Announce that the block tokenizes sequences, so that a batch that is not full may wait for them."""
+    def hold_partial_batches(self) -> Iterator[None]:
+        """While the block runs, let partial batches wait for more sequences, which it tokenizes."""
         with self._lock:
             self._pool.num_tokenizing += 1
         try:

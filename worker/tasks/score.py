@@ -26,10 +26,13 @@ from vectormill.ragged import Ragged
 from vectormill.vectors.vector_types import find_unfit
 from worker.tasks.embed import Embed
 from worker.tasks.finishing import fail_unless, find_changed
-from worker.tasks.task import Finished, RequestState
+from worker.tasks.task import Finished, Rounds
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS, TokenizedTexts
 from worker.tokens.tokenizer import Tokenizer
 from worker.tokens.wording import tokenize_worded
+
+# The one or two texts of an item.
+Sides = tuple[str, str | None]
 
 
 class Classify:
@@ -38,21 +41,34 @@ class Classify:
     A prompt is put before the first text of a pair, as a CrossEncoder of sentence-transformers puts it.
     """
 
+    asks_again = False
+
     def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
 
-    def canary(self, text: str) -> Mapping[str, Ragged]:
+    def make_known_inputs(self, text: str) -> Mapping[str, Ragged]:
         return with_types(self._tokenizer.tokenize([text], self._max_tokens, truncate=True)).inputs
 
     def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
         return find_changed(results, expected)
 
-    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> "Classification":
-        sides, failures = read_sides(texts, max_chars)
-        sound = [index for index in range(len(texts)) if index not in failures]
-        pairs = [index for index in sound if sides[index][1] is not None]
-        alone = [index for index in sound if sides[index][1] is None]
+    def process(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> Rounds:
+        sides, failed = read_sides(texts, max_chars)
+        read = self._read(spec, sides, failed)
+        results, more_failures = yield read, {}
+        logits, failures = results.matrix, {**read.failures, **failed, **more_failures}
+        is_finite = ~find_unfit(logits)[0]
+        fail_unless(is_finite, failures)
+        scores = activate(np.where(is_finite[:, np.newaxis], logits, 0), spec.activation)
+        return finish_scores(scores, failures, read.lengths, read.truncated)
+
+    def _read(
+        self, spec: EncodingSpec, sides: Sequence[Sides], failed: dict[int, ItemFailure]
+    ) -> TokenizedTexts:
+        """Return the tokens of all items; those of failed ones are left out. May add failures."""
+        pairs = [index for index, (_, second) in enumerate(sides) if second is not None]
+        alone = [index for index, (_, second) in enumerate(sides) if second is None and index not in failed]
         truncate = spec.long_texts == TRUNCATE
         joined = self._tokenizer.tokenize_pairs(
             [spec.prompt + sides[index][0] for index in pairs],
@@ -64,8 +80,7 @@ class Classify:
             [spec.prompt + sides[index][0] for index in alone], spec.max_tokens, truncate
         )
         single = self._tokenizer.refuse_without_room(single, spec.prompt, spec.max_tokens)
-        read = merge([(pairs, joined), (alone, with_types(single))], len(texts))
-        return Classification(spec, read, failures)
+        return merge([(pairs, joined), (alone, with_types(single))], len(sides))
 
 
 class Rerank(Classify):
@@ -75,17 +90,18 @@ class Rerank(Classify):
         super().__init__(tokenizer, max_tokens)
         self._template = template
 
-    def canary(self, text: str) -> Mapping[str, Ragged]:
+    def make_known_inputs(self, text: str) -> Mapping[str, Ragged]:
         return self._tokenizer.tokenize([text], self._max_tokens, truncate=True).inputs
 
-    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> "Classification":
-        sides, failures = read_sides(texts, max_chars)
+    def _read(
+        self, spec: EncodingSpec, sides: Sequence[Sides], failed: dict[int, ItemFailure]
+    ) -> TokenizedTexts:
         pairs: dict[int, tuple[str, str]] = {}
         for index, (first, second) in enumerate(sides):
             if second is not None:
                 pairs[index] = first, second
             else:
-                failures.setdefault(index, ItemFailure(NO_PAIR, ITEM_ERROR_CODES[NO_PAIR]))
+                failed.setdefault(index, ItemFailure(NO_PAIR, ITEM_ERROR_CODES[NO_PAIR]))
         read = tokenize_worded(
             self._tokenizer,
             self._template,
@@ -94,32 +110,7 @@ class Rerank(Classify):
             spec.max_tokens,
             spec.long_texts == TRUNCATE,
         )
-        return Classification(spec, read.spread(list(pairs), len(texts)), failures)
-
-
-class Classification:
-    """The state of one request to a classifier. Implements RequestState."""
-
-    constants: Mapping[str, int] = {}
-
-    def __init__(self, spec: EncodingSpec, read: TokenizedTexts, failures: Mapping[int, ItemFailure]) -> None:
-        self._spec = spec
-        self._read = read
-        self._failures = {**read.failures, **failures}
-        self._logits: NDArray[np.float32] = np.zeros((len(read), spec.dimensions), dtype=np.float32)
-
-    def start(self) -> TokenizedTexts:
-        return self._read
-
-    def take(self, results: Ragged, failures: Mapping[int, ItemFailure]) -> None:
-        self._logits = results.matrix
-        self._failures |= failures
-
-    def finish(self) -> Finished:
-        is_finite = ~find_unfit(self._logits)[0]
-        fail_unless(is_finite, self._failures)
-        scores = activate(np.where(is_finite[:, np.newaxis], self._logits, 0), self._spec.activation)
-        return finish_scores(scores, self._failures, self._read.lengths, self._read.truncated)
+        return read.spread(list(pairs), len(sides))
 
 
 class Compare:
@@ -128,16 +119,13 @@ class Compare:
     Implements WorkerTask.
     """
 
+    asks_again = False
+
     def __init__(self, embed: Embed) -> None:
         self._embed = embed
+        self.make_known_inputs, self.find_flaw = embed.make_known_inputs, embed.find_flaw
 
-    def canary(self, text: str) -> Mapping[str, Ragged]:
-        return self._embed.canary(text)
-
-    def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
-        return self._embed.find_flaw(results, expected)
-
-    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> RequestState:
+    def process(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> Rounds:
         sides: list[tuple[bytes, bytes]] = []
         failures: dict[int, ItemFailure] = {}
         for index, text in enumerate(texts):
@@ -148,58 +136,30 @@ class Compare:
         unique = {
             text: number for number, text in enumerate(dict.fromkeys(side for pair in sides for side in pair))
         }
+        # The indices of each pair's texts among the distinct ones.
         places = np.array(
             [[unique[first], unique[second]] for first, second in sides], dtype=np.int64
         ).reshape(-1, 2)
-        vectors = replace(spec, dimensions=self._embed.dimension, normalize=True)
-        return Comparison(self._embed.begin(vectors, list(unique), max_chars), places, failures)
-
-
-class Comparison:
-    """The state of one request to compare pairs. Implements RequestState.
-
-    `texts` are the distinct texts of all pairs; `places` [n, 2] are the indices of each pair's texts among
-    them.
-    """
-
-    def __init__(
-        self, texts: RequestState, places: NDArray[np.int64], failures: Mapping[int, ItemFailure]
-    ) -> None:
-        self.constants = texts.constants
-        self._texts = texts
-        self._places = places
-        self._failures = dict(failures)
-
-    def start(self) -> TokenizedTexts:
-        return self._texts.start()
-
-    def take(self, results: Ragged, failures: Mapping[int, ItemFailure]) -> None:
-        self._texts.take(results, failures)
-
-    def finish(self) -> Finished:
-        texts, places = self._texts.finish(), self._places
-        for index, (first, second) in enumerate(places.tolist()):
-            failure = texts.failures.get(first)
-            other = texts.failures.get(second)
-            if failure is not None:
-                self._failures.setdefault(index, failure)
-            elif other is not None:
-                self._failures.setdefault(index, name_second(other))
-        vectors = texts.results.matrix
+        vectors_spec = replace(spec, dimensions=self._embed.card.dimension, normalize=True)
+        found = yield from self._embed.process(vectors_spec, list(unique), max_chars)
+        for index, (one, other) in enumerate(places.tolist()):
+            if one in found.failures:
+                failures.setdefault(index, found.failures[one])
+            elif other in found.failures:
+                failures.setdefault(index, name_second(found.failures[other]))
+        vectors = found.results.matrix
         cosines = np.einsum("ij,ij->i", vectors[places[:, 0]], vectors[places[:, 1]])
         scores = np.clip(cosines, -1.0, 1.0)[:, np.newaxis]
-        lengths = texts.num_tokens[places].sum(axis=1, dtype=np.int32)
-        return finish_scores(scores, self._failures, lengths, np.any(texts.truncated[places], axis=1))
+        lengths = found.num_tokens[places].sum(axis=1, dtype=np.int32)
+        return finish_scores(scores, failures, lengths, np.any(found.truncated[places], axis=1))
 
 
-def read_sides(
-    texts: Sequence[bytes], max_chars: int
-) -> tuple[list[tuple[str, str | None]], dict[int, ItemFailure]]:
+def read_sides(texts: Sequence[bytes], max_chars: int) -> tuple[list[Sides], dict[int, ItemFailure]]:
     """Split each item into its one or two texts. Return them, and failures by index.
 
     Each text may have up to `max_chars` characters.
     """
-    sides: list[tuple[str, str | None]] = []
+    sides: list[Sides] = []
     failures: dict[int, ItemFailure] = {}
     for index, text in enumerate(texts):
         first, second = split_pair(text)
@@ -264,9 +224,6 @@ def finish_scores(
     truncated: NDArray[np.bool_],
 ) -> Finished:
     """Build the result from `scores` [n, labels] and `lengths` [n]; those of failed items are zeroed."""
-    failed = list(failures)
-    scores, lengths, truncated = scores.astype(np.float32), lengths.astype(np.int32), truncated.copy()
-    scores[failed], lengths[failed], truncated[failed] = 0, 0, False
-    return Finished(
-        Ragged.from_matrix(scores), failures, lengths, truncated, np.zeros(len(lengths), dtype=np.int32)
-    )
+    scores = scores.astype(np.float32)
+    scores[list(failures)] = 0
+    return Finished.of(Ragged.from_matrix(scores), failures, lengths, truncated)

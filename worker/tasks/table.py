@@ -36,21 +36,24 @@ def make_tasks(
     return TASKS_OF_KIND[find_kind(card).name](card, tokenizer, gives_vectors)
 
 
-def _of_embedder(card: ModelCard, make_tokenizer: MakeTokenizer, gives_vectors: Callable[[], bool]) -> Tasks:
+def make_embedder_tasks(
+    card: ModelCard, make_tokenizer: MakeTokenizer, gives_vectors: Callable[[], bool]
+) -> Tasks:
     embed = Embed(card, make_tokenizer(), gives_vectors)
     return {EMBED: embed, JUDGE: Compare(embed)}
 
 
-def _of_reranker(card: ModelCard, make_tokenizer: MakeTokenizer, _: Callable[[], bool]) -> Tasks:
-    assert card.classifier is not None
-    assert card.classifier.template is not None
-    return {JUDGE: Rerank(make_tokenizer(), card.max_tokens, card.classifier.template)}
+def make_judge_tasks(card: ModelCard, make_tokenizer: MakeTokenizer, _: Callable[[], bool]) -> Tasks:
+    template = None if card.classifier is None else card.classifier.template
+    if template is None:
+        return {JUDGE: Classify(make_tokenizer(), card.max_tokens)}
+    return {JUDGE: Rerank(make_tokenizer(), card.max_tokens, template)}
 
 
 TASKS_OF_KIND: dict[str, Callable[[ModelCard, MakeTokenizer, Callable[[], bool]], Tasks]] = {
-    "embedder": _of_embedder,
-    "classifier": lambda card, make_tokenizer, _: {JUDGE: Classify(make_tokenizer(), card.max_tokens)},
-    "reranker": _of_reranker,
+    "embedder": make_embedder_tasks,
+    "classifier": make_judge_tasks,
+    "reranker": make_judge_tasks,
     "extractor": lambda card, *_: {
         EXTRACT: Extract(Gliner(card) if card.extractor == GLINER else RexUniNLU(card.path))
     },

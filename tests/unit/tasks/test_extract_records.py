@@ -31,13 +31,14 @@ from tests.rexuninlu import (
     load_tokenizer,
     summarize,
 )
+from tests.rounds import ask
 from vectormill.domain.schema import EMPTY_HINT_COST, MAX_HINT_COST, Schema
 from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, OUT_OF_MEMORY, ItemFailure
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.batching.limits import BatchLimits
 from worker.engine.request_queue import RequestQueue, Ticket
-from worker.tasks.extract.extract import Extract, ExtractionState, Prompts
+from worker.tasks.extract.extract import Extract, Prompts
 from worker.tasks.extract.extraction import Extraction, RexUniNLU
 from worker.tasks.extract.model.network import RexNetwork
 from worker.tasks.extract.prompts import CLASSIFY, IS_BLANK, HintWriter, Window, cut_windows
@@ -50,6 +51,7 @@ from worker.tasks.extract.records import (
     find_type_places,
     read_spans,
 )
+from worker.tasks.task import Finished, Rounds, advance
 from worker.tokens.tokenized import TokenizedTexts
 
 # Where arithmetic decides a sign, long texts have so many records more or less.
@@ -375,13 +377,16 @@ def test_at_last_the_greatest_mean_wins_and_not_the_longest_path() -> None:
 TASK = Extract(RexUniNLU(GOLDEN / "model"))
 
 
-def begin(case: Case) -> ExtractionState:
+def begin(case: Case) -> tuple[Rounds, TokenizedTexts]:
+    """Return the rounds of an extraction, and the sequences of the first."""
     spec = replace(SPEC, task="extract", extract_schema=json.dumps(case["schema"]))
-    return TASK.begin(spec, [case["text"].encode()], 1_000_000)
+    rounds = TASK.process(spec, [case["text"].encode()], 1_000_000)
+    return rounds, ask(rounds)[0]
 
 
-def answer(course: ExtractionState, asked: TokenizedTexts) -> TokenizedTexts | None:
-    return course.take(compute_cells(load("model"), Batch(asked.inputs), CPU), {})
+def answer(rounds: Rounds, asked: TokenizedTexts) -> TokenizedTexts | None:
+    following = advance(rounds, (compute_cells(load("model"), Batch(asked.inputs), CPU), {}))
+    return None if isinstance(following, Finished) else following[0]
 
 
 def add(board: RequestQueue, asked: TokenizedTexts) -> Ticket:
@@ -401,22 +406,22 @@ def take_all(board: RequestQueue) -> list[set[int]]:
 
 
 def test_a_level_shares_a_batch_with_what_other_requests_ask_first() -> None:
-    ahead, behind = begin(find_case("ee_sport")), begin(find_case("ee_biz"))
-    below = answer(ahead, ahead.start())
+    below = answer(*begin(find_case("ee_sport")))
+    _, behind = begin(find_case("ee_biz"))
     assert below is not None
     board = RequestQueue(BatchLimits(4096))
-    tickets = [add(board, below), add(board, behind.start())]
+    tickets = [add(board, below), add(board, behind)]
     assert {ticket.number for ticket in tickets} in take_all(board)
 
 
 def test_a_text_that_is_asked_again_whatever_the_signs_shares_a_batch_with_one_that_is_not() -> None:
-    again, first = begin(find_case("cls_single")), begin(find_case("cls_nested"))
-    blank = answer(again, again.start())
+    blank = answer(*begin(find_case("cls_single")))
+    _, first = begin(find_case("cls_nested"))
     assert blank is not None
     assert blank.inputs[IS_BLANK].covered.all()
     board = RequestQueue(BatchLimits(4096))
     add(board, blank)
-    add(board, first.start())
+    add(board, first)
     work = board.next_work(is_runner_idle=True)
     assert work is not None
     is_blank = work.batch.inputs[IS_BLANK].covered
@@ -437,11 +442,8 @@ def test_requests_near_their_end_leave_no_sequence_alone_while_others_wait() -> 
     """Ten requests, each on another level, have a sequence or two each."""
     board = RequestQueue(BatchLimits(4096))
     for number in range(10):
-        course = begin(find_case(("ee_sport", "ee_biz")[number % 2]))
-        asked: TokenizedTexts | None = course.start()
-        for _ in range(number % 2):
-            assert asked is not None
-            asked = answer(course, asked)
+        rounds, first = begin(find_case(("ee_sport", "ee_biz")[number % 2]))
+        asked = answer(rounds, first) if number % 2 else first
         if asked is not None:
             add(board, asked)
     batches = take_all(board)

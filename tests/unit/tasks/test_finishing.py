@@ -137,7 +137,7 @@ def test_cells_are_the_same_and_their_logits_nearly(row: list[float], flaw: str)
 
 
 def test_the_known_text_of_an_extraction_has_cells_whatever_the_model_finds() -> None:
-    assert Extract(RexUniNLU(GOLDEN / "model")).canary("a text").get(IS_BLANK) is not None
+    assert Extract(RexUniNLU(GOLDEN / "model")).make_known_inputs("a text").get(IS_BLANK) is not None
 
 
 def test_a_known_text_with_the_vector_0_must_keep_it() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.rounds import ask, finish
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.task import DENSE, MULTI_VECTOR, OUTPUTS, SPARSE
 from vectormill.jobs.item import NON_FINITE_VECTOR
@@ -16,7 +17,8 @@ from vectormill.ragged import Ragged
 from vectormill.vectors.representations import Representations, unpack
 from worker.batching.batch import Batch
 from worker.encoder.outputs import BITS, find_bits, find_wanted, read_row
-from worker.tasks.represent import Representing, find_changed_outputs, find_marks
+from worker.tasks.embed import find_changed_outputs, find_marks, represent
+from worker.tasks.task import Finished
 from worker.tokens.tokenized import TokenizedTexts
 
 M3 = ModelCard(
@@ -51,18 +53,18 @@ def row_of(
     return np.concatenate([part.view(np.uint8) for part in parts])
 
 
-def finish(card: ModelCard, spec: EncodingSpec, *rows: NDArray[np.uint8]) -> Representing:
-    course = Representing(card, spec, texts_of(*[IDS] * len(rows)), {}, {})
-    assert course.constants["outputs"] == find_bits(spec.outputs.split(","))
-    course.take(Ragged.from_rows(rows, np.uint8), {})
-    return course
+def compute(card: ModelCard, spec: EncodingSpec, *rows: NDArray[np.uint8]) -> Finished:
+    rounds = represent(card, spec, texts_of(*[IDS] * len(rows)), {}, {})
+    _, constants = ask(rounds)
+    assert constants["outputs"] == find_bits(spec.outputs.split(","))
+    return finish(rounds, Ragged.from_rows(rows, np.uint8))
 
 
 def test_a_word_has_the_largest_weight_of_its_tokens_and_special_ones_have_none() -> None:
     spec = make_spec(M3, EncodingOptions(outputs="dense,sparse,multi_vector", dimensions=2))
     vectors = [1, 0, 0, 1, 1, 0, 0, 1]
-    course = finish(M3, spec, row_of([3, 4, 5, 6], [9, 0.25, 0.0, 0.5, 9], vectors))
-    found = unpack(course.finish().results.row(0).tobytes())
+    finished = compute(M3, spec, row_of([3, 4, 5, 6], [9, 0.25, 0.0, 0.5, 9], vectors))
+    found = unpack(finished.results.row(0).tobytes())
     np.testing.assert_allclose(found.dense, [0.6, 0.8])  # cut before it is normalized
     assert (found.indices.tolist(), found.weights.tolist()) == ([7], [0.5])
     assert found.vectors.tolist() == np.array(vectors).reshape(4, 2).tolist()
@@ -73,8 +75,7 @@ def test_a_text_with_a_number_that_is_not_finite_fails_alone(place: int) -> None
     spec = make_spec(M3, EncodingOptions(outputs="dense,sparse,multi_vector"))
     parts = [[1.0] * 4, [1.0] * 5, [1.0] * 8]
     parts[place] = [*parts[place][:-2], float("nan"), 1.0]
-    course = finish(M3, spec, row_of(*parts), row_of([1] * 4, [1] * 5, [1] * 8))
-    finished = course.finish()
+    finished = compute(M3, spec, row_of(*parts), row_of([1] * 4, [1] * 5, [1] * 8))
     assert {index: failure.code for index, failure in finished.failures.items()} == {0: NON_FINITE_VECTOR}
     assert finished.results.lengths.tolist()[0] == 0
     assert len(unpack(finished.results.row(1).tobytes()).vectors) == 4
@@ -85,7 +86,7 @@ def test_documents_lose_the_vectors_of_the_skiplist_and_queries_keep_them() -> N
     row = row_of(vectors=list(range(10)))
     for prompt, num_vectors in (("document", 4), ("query", 5)):
         spec = make_spec(COLBERT, EncodingOptions(prompt=prompt))
-        found = unpack(finish(COLBERT, spec, row).finish().results.row(0).tobytes())
+        found = unpack(compute(COLBERT, spec, row).results.row(0).tobytes())
         assert found.vectors.shape == (num_vectors, 2)
 
 
@@ -183,8 +184,7 @@ def test_weights_of_words_are_compared_word_by_word() -> None:
 
 def test_outputs_that_were_not_asked_for_are_empty() -> None:
     found = unpack(
-        finish(M3, make_spec(M3, EncodingOptions(outputs="sparse")), row_of(weights=[1] * 5))
-        .finish()
+        compute(M3, make_spec(M3, EncodingOptions(outputs="sparse")), row_of(weights=[1] * 5))
         .results.row(0)
         .tobytes()
     )

@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as RustTokenizer
 
+from tests.rounds import ask
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import JUDGE
 from vectormill.jobs.item import TOO_MANY_TOKENS
@@ -71,8 +72,7 @@ def test_long_texts_fail_where_their_prompt_leaves_none_of_their_tokens(
     spec = replace(make_spec(card, EncodingOptions()), prompt=WORDS, max_tokens=max_tokens)
     texts = [text.encode() for text in LONG]
     for task in (Embed(card, TOKENIZER), Classify(TOKENIZER, 256)):
-        state = task.begin(spec, texts, 1000)
-        read = state.start()
+        read, _ = ask(task.process(spec, texts, 1000))
         rows = {tuple(read.inputs[INPUT_IDS].row(row).tolist()) for row in range(len(LONG))}
         if len(RUST.encode(WORDS)) < max_tokens:
             assert len(rows) == len(LONG)
@@ -82,5 +82,5 @@ def test_long_texts_fail_where_their_prompt_leaves_none_of_their_tokens(
             assert {failure.code for failure in read.failures.values()} == {TOO_MANY_TOKENS}
             assert f"max_tokens is {max_tokens}, which leaves no room" in read.failures[0].detail
             assert len(read.failures) == len(LONG)
-    fitting = Embed(card, TOKENIZER).begin(replace(spec, prompt="a b c "), [b"d", texts[0]], 1000).start()
+    fitting, _ = ask(Embed(card, TOKENIZER).process(replace(spec, prompt="a b c "), [b"d", texts[0]], 1000))
     assert not fitting.failures

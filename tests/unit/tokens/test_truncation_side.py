@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as RustTokenizer
 
+from tests.rounds import ask
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from worker.tasks.embed import Embed
 from worker.tokens.tokenized import INPUT_IDS
@@ -37,6 +38,6 @@ def test_texts_are_cut_on_the_side_of_the_tokenizer_unless_their_spec_is_a_forme
         spec = replace(
             make_spec(CARD, EncodingOptions(prompt=prompt, max_tokens=max_tokens)), revision=revision
         )
-        read = TASK.begin(spec, [text.encode() for text in texts], 1_000).start()
+        read, _ = ask(TASK.process(spec, [text.encode() for text in texts], 1_000))
         for index, text in enumerate(texts):
             assert read.inputs[INPUT_IDS].row(index).tolist() == RUST.encode(prompt + text).ids

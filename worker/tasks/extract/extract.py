@@ -1,7 +1,7 @@
 """The task `extract`: connect the extraction of records from texts, by the model of any author, to the engine.
 
 An author's model says how a schema is asked and how its answers become records (`Author`, `Course`), and which
-network answers (`ExtractionEncoder`). Everything else is common: reading texts, the canary, failures, counts,
+network answers (`ExtractionEncoder`). Everything else is common: reading texts, known texts, failures, counts,
 and records as JSON. An answer is a row of cells of four numbers, the last two of which are logits or ranks.
 """
 
@@ -20,8 +20,8 @@ from vectormill.ragged import Ragged
 from worker.tasks.extract.prompts import IS_BLANK
 from worker.tasks.extract.records import CELL_WIDTH, Record
 from worker.tasks.finishing import find_changed, read_texts
-from worker.tasks.task import Finished
-from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
+from worker.tasks.task import Finished, Rounds
+from worker.tokens.tokenized import TokenizedTexts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,24 +62,42 @@ class Author(Protocol):
         """Begin to extract the schema, which has been checked, from texts that can be read."""
 
 
-# The text of the canary, which is encoded like any other text.
+# Known texts are asked for this, and encoded like any other text.
 SMALL_SCHEMA: Final[Schema] = {"a": None}
 
 
 class Extract:
     """The task `extract` of one model. Implements WorkerTask."""
 
+    asks_again = True
+
     def __init__(self, author: Author) -> None:
         self._author = author
 
-    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> "ExtractionState":
+    def process(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> Rounds:
         decoded, failures = read_texts(texts, max_chars)
-        sound = [index for index in range(len(texts)) if index not in failures]
+        sound = np.array([index for index in range(len(texts)) if index not in failures], dtype=np.int64)
         schema, confidences = json.loads(spec.extract_schema), spec.confidences
         course = self._author.begin(schema, decoded, with_confidences=confidences)
-        return ExtractionState(course, sound, failures, len(texts))
+        num_tokens = np.zeros(len(texts), dtype=np.int32)
+        prompts = course.start()
+        while prompts is not None:
+            sequences = name_inputs(prompts)
+            np.add.at(num_tokens, sound[prompts.texts], sequences.lengths.astype(np.int32))
+            prompts = course.take(*(yield sequences, {}))
+        rows = [b""] * len(texts)
+        for place, answer in zip(sound.tolist(), course.finish(), strict=True):
+            if isinstance(answer, ItemFailure):
+                failures[place] = answer
+            else:
+                rows[place] = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+        # A text for which types were left out is reported as truncated, so that nothing is left out silently.
+        truncated = np.zeros(len(texts), dtype=np.bool_)
+        truncated[sound] = np.array(course.num_left_out, dtype=np.int64) > 0
+        records = Ragged.from_rows([np.frombuffer(row, dtype=np.uint8) for row in rows], np.uint8)
+        return Finished.of(records, failures, num_tokens, truncated)
 
-    def canary(self, text: str) -> Mapping[str, Ragged]:
+    def make_known_inputs(self, text: str) -> Mapping[str, Ragged]:
         prompts = self._author.begin(SMALL_SCHEMA, [text], with_confidences=False).start()
         assert prompts is not None
         inputs = name_inputs(prompts).inputs
@@ -88,7 +106,7 @@ class Extract:
         return {**inputs, IS_BLANK: Ragged.from_scalars(np.ones(len(prompts), dtype=np.int32))}
 
     def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
-        """Return what is wrong with a canary's cells and logits; empty if they are nearly as expected."""
+        """Return what is wrong with the cells and logits of a known text; empty if they are nearly as expected."""
         if (results.lengths != len(expected)).any() or len(expected) < 1 + CELL_WIDTH:
             return "its answer has a different number of cells"
         known = expected[1:].reshape(-1, CELL_WIDTH)
@@ -99,66 +117,8 @@ class Extract:
         return find_changed(Ragged.from_matrix(logits), known[:, 2:].ravel())
 
 
-class ExtractionState:
-    """The state of one extract request. Implements RequestState.
-
-    `sound` are the indices, among all texts, of those that can be read.
-    """
-
-    constants: Mapping[str, int] = {}
-
-    def __init__(
-        self,
-        course: Course,
-        sound: Sequence[int],
-        failures: Mapping[int, ItemFailure],
-        num_texts: int,
-    ) -> None:
-        self._course = course
-        self._sound = np.array(sound, dtype=np.int64)
-        self._failures = dict(failures)
-        self._num_tokens = np.zeros(num_texts, dtype=np.int32)
-
-    def start(self) -> TokenizedTexts:
-        prompts = self._course.start()
-        return EMPTY if prompts is None else self._give(prompts)
-
-    def take(self, results: Ragged, failures: Mapping[int, ItemFailure]) -> TokenizedTexts | None:
-        prompts = self._course.take(results, failures)
-        return None if prompts is None else self._give(prompts)
-
-    def finish(self) -> Finished:
-        num_texts = len(self._num_tokens)
-        rows = [b""] * num_texts
-        for place, answer in zip(self._sound.tolist(), self._course.finish(), strict=True):
-            if isinstance(answer, ItemFailure):
-                self._failures[place] = answer
-            else:
-                rows[place] = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
-        failed = list(self._failures)
-        # A text for which types were left out is reported as truncated, so that nothing is left out silently.
-        truncated = np.zeros(num_texts, dtype=np.bool_)
-        truncated[self._sound] = np.array(self._course.num_left_out, dtype=np.int64) > 0
-        self._num_tokens[failed], truncated[failed] = 0, False
-        return Finished(
-            Ragged.from_rows([np.frombuffer(row, dtype=np.uint8) for row in rows], np.uint8),
-            self._failures,
-            self._num_tokens,
-            truncated,
-            np.zeros(num_texts, dtype=np.int32),
-        )
-
-    def _give(self, prompts: Prompts) -> TokenizedTexts:
-        sequences = name_inputs(prompts)
-        np.add.at(self._num_tokens, self._sound[prompts.texts], sequences.lengths.astype(np.int32))
-        return sequences
-
-
 def name_inputs(prompts: Prompts) -> TokenizedTexts:
     """Return the sequences with every input present, because sequences of many requests share a batch."""
     blank = Ragged.from_scalars(np.zeros(len(prompts), dtype=np.int32))
     inputs = {IS_BLANK: blank, **prompts.inputs}
     return TokenizedTexts(inputs, np.zeros(len(prompts), dtype=np.bool_), {})
-
-
-EMPTY: Final = TokenizedTexts({INPUT_IDS: Ragged.from_rows([], np.int32)}, np.zeros(0, dtype=np.bool_), {})
