@@ -19,8 +19,7 @@ from vectormill.domain.errors import ModelError
 from worker.batching.batch import Batch
 from worker.encoder.choice import read_attention_shape
 from worker.encoder.switches import SwitchChoice
-from worker.model import compilation
-from worker.model.compilation import MOST_GRAPHS, compile_layers, forget_graphs
+from worker.model import switching
 from worker.model.packed import (
     EXACT,
     OPAQUE,
@@ -31,7 +30,7 @@ from worker.model.packed import (
     pack_batch,
     packed_states,
 )
-from worker.model.switching import Step, Undo, apply_switches
+from worker.model.switching import MOST_GRAPHS, Step, Undo, apply_switches, compile_layers, forget_graphs
 
 pytestmark = [IGNORES_TORCHS_WARNING]
 
@@ -223,7 +222,7 @@ def test_torchs_own_flash_call_is_one_node_of_a_graph_for_all_lengths(
         return graph.forward
 
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash)
-    monkeypatch.setattr(compilation, "OPAQUE", VARLEN)
+    monkeypatch.setattr(switching, "OPAQUE", VARLEN)
     model = Compiled(name)
     batches = make_lengths(6)
     expected = [model.encode(lengths) for lengths in batches]

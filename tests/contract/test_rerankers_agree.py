@@ -40,10 +40,10 @@ from vectormill.models.specs import find_kind, make_spec
 from vectormill.ragged import Ragged
 from worker.encoder.encoder import Encoder
 from worker.model.classifiers import load_head
+from worker.tasks.score import tokenize_worded
 from worker.tasks.table import make_tasks
 from worker.tokens.tokenized import TokenizedTexts
 from worker.tokens.tokenizer import Tokenizer
-from worker.tokens.wording import tokenize_worded
 
 GOLDEN: dict[str, list[dict[str, Any]]] = json.loads((DATA / "cases.json").read_text(encoding="utf-8"))[
     "cases"

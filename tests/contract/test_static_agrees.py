@@ -29,7 +29,7 @@ from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest, EncodeResult
 from worker.settings import WorkerSettings
 from worker.tasks.finishing import finish_vectors
-from worker.tokens.static_tokenizer import StaticTokenizer
+from worker.tokens.tokenizer import StaticTokenizer
 
 
 def read_card(directory: Path, **options: Any) -> ModelCard:

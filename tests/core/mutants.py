@@ -377,7 +377,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "what follows the document in a template is cut with it",
-        "worker/tokens/wording.py",
+        "worker/tasks/score.py",
         "num_behind = (int(differs[0]) if len(differs) else least) if frames[number][1] else 0",
         "num_behind = 0",
     ),
@@ -1418,13 +1418,13 @@ MUTANTS: Final = (
     ),
     Mutant(
         "unknown tokens are part of a vector of model2vec",
-        "worker/tokens/static_tokenizer.py",
+        "worker/tokens/tokenizer.py",
         "is_known = rows.values != self._unknown_id",
         "is_known = rows.values != -1",
     ),
     Mutant(
         "a text of model2vec is read beyond the characters that its authors read",
-        "worker/tokens/static_tokenizer.py",
+        "worker/tokens/tokenizer.py",
         "[text[:num_chars] for text in texts]",
         "list(texts)",
     ),

@@ -80,11 +80,6 @@ def _name_stored(card: ModelCard, name: str) -> str:
     return PUBLISHED_PREFIX + name.removeprefix("bert") if is_renamed else name
 
 
-def _with_bert_pooler(model: Any) -> nn.Module:
-    pooler = model.base_model.pooler
-    return nn.Sequential(pooler.dense, pooler.activation, model.classifier)
-
-
 def _with_context_pooler(model: Any) -> nn.Module:
     act = transformers.activations.get_activation(model.config.pooler_hidden_act)
     return nn.Sequential(model.pooler.dense, act, model.classifier)
@@ -95,35 +90,24 @@ def _with_activation(activation: str, model: Any) -> nn.Module:
     return nn.Sequential(model.classifier.dense, act, model.classifier.out_proj)
 
 
-_with_tanh = partial(_with_activation, "tanh")
-
-
-def _alone(model: Any) -> nn.Module:
-    return nn.Sequential(model.score)
-
-
 # One per family with `head_pooling` (vectormill/models/families.py), which says which hidden state the head
 # reads.
 HEADS: Final[Mapping[str, Callable[[Any], nn.Module]]] = {
     "albert": lambda model: nn.Sequential(
         model.base_model.pooler, model.base_model.pooler_activation, model.classifier
     ),
-    "bert": _with_bert_pooler,
-    "camembert": _with_tanh,
-    "deberta": _with_context_pooler,
-    "deberta-v2": _with_context_pooler,
+    "bert": lambda model: nn.Sequential(
+        model.base_model.pooler.dense, model.base_model.pooler.activation, model.classifier
+    ),
     "distilbert": lambda model: nn.Sequential(model.pre_classifier, nn.ReLU(), model.classifier),
     "electra": partial(_with_activation, "gelu"),
-    "gemma": _alone,
-    "gemma2": _alone,
-    "gemma3_text": _alone,
-    "llama": _alone,
-    "mistral": _alone,
     "modernbert": lambda model: nn.Sequential(model.head, model.classifier),
-    "qwen2": _alone,
-    "qwen3": _alone,
-    "roberta": _with_tanh,
-    "xlm-roberta": _with_tanh,
+    **dict.fromkeys(("camembert", "roberta", "xlm-roberta"), partial(_with_activation, "tanh")),
+    **dict.fromkeys(("deberta", "deberta-v2"), _with_context_pooler),
+    **dict.fromkeys(
+        ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3"),
+        lambda model: nn.Sequential(model.score),
+    ),
 }
 
 
@@ -149,7 +133,17 @@ class WordScore(nn.Module):
 def load_word_score(card: ModelCard, template: Template) -> WordScore:
     """Load the rows of a template's words. Raises ModelError if one of them is missing."""
     reference = Reference(card.path, lowercase=card.lowercase, special=card.special)
-    numbers = [_find_token(card, reference, word) for word in template.words]
+    numbers: list[int] = []
+    for word in template.words:
+        ids = [word]
+        if isinstance(word, str):
+            ids = reference.encode([word], add_special_tokens=False).row(0).tolist()
+        if len(ids) != 1:
+            raise ModelError(
+                f"The tokenizer of model {card.name!r} has no token for {word!r}, by whose logit its template scores "
+                "pairs."
+            )
+        numbers.append(int(ids[0]))
     config = load_config(card)
     is_tied = getattr(config, "tie_word_embeddings", False)
     for path in find_weights(card.path, card.name):
@@ -165,17 +159,6 @@ def load_word_score(card: ModelCard, template: Template) -> WordScore:
         f"The weights in {card.path} have no lm_head.weight, of which the model {card.name!r} reads the rows of "
         f"{', '.join(map(repr, template.words))}."
     )
-
-
-def _find_token(card: ModelCard, reference: Reference, word: str | int) -> int:
-    if isinstance(word, int):
-        return word
-    ids = reference.encode([word], add_special_tokens=False).row(0).tolist()
-    if len(ids) != 1:
-        raise ModelError(
-            f"The tokenizer of model {card.name!r} has no token for {word!r}, by whose logit its template scores pairs."
-        )
-    return int(ids[0])
 
 
 def load_head(card: ModelCard) -> nn.Module:

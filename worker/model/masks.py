@@ -65,8 +65,17 @@ def make_sdpa_mask(
     options = _looking_both_ways(config, options)
     if _is_recorded(attention_mask):
         recorded: Tensor | None = masking.sdpa_mask(attention_mask=attention_mask, config=config, **options)
-        return recorded if recorded is None or options.get("local_size") is None else _with_oneself(recorded)
-    if _sees_nothing_behind(config):
+        if recorded is None or options.get("local_size") is None:
+            return recorded
+        # Each token attends to itself: a padding token further behind its text than the window would see nothing.
+        # openvino makes NaN of that, and a product of NaN and 0 in the next layer makes NaN of the whole text.
+        positions = torch.arange(recorded.shape[-1], device=recorded.device)
+        return recorded | (positions == positions.unsqueeze(1))
+    # No token attends to the padding after it if the model is causal and pads on the right.
+    is_told = bool(getattr(config, _PADDED_BEHIND, False))
+    looks_both_ways = getattr(config, "use_bidirectional_attention", False)
+    looks_back_alone = getattr(config, "is_causal", True) and not looks_both_ways
+    if is_told and find_family(config.model_type).is_causal and looks_back_alone:
         attention_mask = None
     if attention_mask is not None and options.get("mask_function") is masking.bidirectional_mask_function:
         return attention_mask.bool()[:, None, None, :]
@@ -77,16 +86,6 @@ def make_sdpa_mask(
     if mask is None:
         return None
     return mask[:1] if attention_mask is None else mask
-
-
-def _with_oneself(mask: Tensor) -> Tensor:
-    """Return the mask with each token attending to itself.
-
-    A padding token further behind its text than the window would see nothing. openvino makes NaN of that,
-    and a product of NaN and 0 in the next layer makes NaN of the whole text.
-    """
-    positions = torch.arange(mask.shape[-1], device=mask.device)
-    return mask | (positions == positions.unsqueeze(1))
 
 
 def make_eager_mask(
@@ -115,15 +114,6 @@ def _looking_both_ways(config: Any, options: dict[str, Any]) -> dict[str, Any]:
 
     sees = masking.bidirectional_mask_function if window is None else is_near
     return {**options, "mask_function": sees, "use_vmap": False}
-
-
-def _sees_nothing_behind(config: Any) -> bool:
-    """Return True if no token attends to the padding after it: the model is causal and pads on the right."""
-    is_told = bool(getattr(config, _PADDED_BEHIND, False))
-    looks_back_alone = getattr(config, "is_causal", True) and not getattr(
-        config, "use_bidirectional_attention", False
-    )
-    return is_told and find_family(config.model_type).is_causal and looks_back_alone
 
 
 def _is_recorded(mask: Tensor | None) -> bool:

@@ -86,8 +86,10 @@ flash_operator = torch.ops.aten._flash_attention_forward.default
 # torch 2.13 and newer can forbid a kernel to split a sequence.
 CAN_LIMIT_SPLITS: Final = any(argument.name == "num_splits" for argument in flash_operator._schema.arguments)
 
-# (query, key, value, cu_seqlens, max_seqlen, scale, window) -> [tokens, heads, head_dim]
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, float | None, tuple[int, int]], Tensor]
+# What a kernel attends over: the bounds `cu_seqlens`, `max_seqlen`, the scale of scores, and the window.
+Over = tuple[Tensor, int, float | None, tuple[int, int]]
+# From query [tokens, heads, head_dim], and key and value [tokens, key heads, head_dim], to [tokens, heads, head_dim].
+Kernel = Callable[[Tensor, Tensor, Tensor, *Over], Tensor]
 
 
 def find_window(module: nn.Module, is_causal: bool | None, sliding_window: int | None) -> tuple[int, int]:
@@ -107,21 +109,11 @@ def find_window(module: nn.Module, is_causal: bool | None, sliding_window: int |
     return (reach, reach)
 
 
-def varlen_kernel(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    scale: float | None,
-    window: tuple[int, int],
-) -> Tensor:
-    """Attend with torch's varlen_attn.
-
-    `query` is [tokens, heads, head_dim]; `key` and `value` are [tokens, key heads, head_dim].
-    """
+def varlen_kernel(query: Tensor, key: Tensor, value: Tensor, *over: *Over) -> Tensor:
+    """Attend with torch's varlen_attn."""
     from torch.nn.attention.varlen import varlen_attn  # imports torch's compiler; only CUDA gets here
 
+    cu_seqlens, max_seqlen, scale, window = over
     # torch 2.11 has neither of these: there the kernel takes grouped heads unasked.
     newer = {"enable_gqa": key.shape[1] != query.shape[1], "num_splits": _choose_num_splits()}
     offered = varlen_attn.__kwdefaults__ or ()
@@ -140,22 +132,15 @@ def varlen_kernel(
     return output
 
 
-def direct_kernel(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    scale: float | None,
-    window: tuple[int, int],
-) -> Tensor:
+def direct_kernel(query: Tensor, key: Tensor, value: Tensor, *over: *Over) -> Tensor:
     """Attend as varlen_kernel does, but without the overhead of a custom operator.
 
     The operator also fills a random state with zeros on the device. Source: torch/nn/attention/varlen.py,
     `_varlen_attn`. On a CPU, which has no flash kernel, this is exact_kernel.
     """
     if not query.is_cuda:
-        return exact_kernel(query, key, value, cu_seqlens, max_seqlen, scale, window)
+        return exact_kernel(query, key, value, *over)
+    cu_seqlens, max_seqlen, scale, window = over
     output: Tensor = flash_operator(
         query,
         key,
@@ -184,16 +169,9 @@ def _choose_num_splits() -> int | None:
     return None if current_flash_attention_impl() is None else 1
 
 
-def exact_kernel(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    scale: float | None,
-    window: tuple[int, int],
-) -> Tensor:
+def exact_kernel(query: Tensor, key: Tensor, value: Tensor, *over: *Over) -> Tensor:
     """Attend sequence by sequence, on any device and in any precision. The reference for other kernels."""
+    cu_seqlens, max_seqlen, scale, window = over
     mask = make_window_mask(max_seqlen, window, query.device)
     outputs = [
         scaled_dot_product_attention(
@@ -232,16 +210,9 @@ def _(query: Tensor, *_: Any) -> Tensor:
     return query.new_empty(query.shape)
 
 
-def opaque_kernel(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    scale: float | None,
-    window: tuple[int, int],
-) -> Tensor:
-    output: Tensor = exact_operator(query, key, value, cu_seqlens, max_seqlen, scale, *window)
+def opaque_kernel(query: Tensor, key: Tensor, value: Tensor, *over: *Over) -> Tensor:
+    *bounds, window = over
+    output: Tensor = exact_operator(query, key, value, *bounds, *window)
     return output
 
 
@@ -373,7 +344,14 @@ def pack_network(
     padded_attention = network.attention
     try:
         with torch.inference_mode():
-            expected = [_padded_states(network, probe, device) for probe in probes]
+            expected = []
+            for probe in probes:
+                padded = pad_batch(probe, network.pad_token_id)
+                attention_mask = torch.from_numpy(padded.attention_mask).to(device)
+                states: Tensor = network.transformer(
+                    input_ids=torch.from_numpy(padded.input_ids).to(device), attention_mask=attention_mask
+                )[0]
+                expected.append(states[attention_mask.bool()])
             packed = PackedNetwork(network, kernel)
             found = [packed_states(packed, pack_batch(probe, shape), device) for probe in probes]
         if deviation := find_deviation(expected, found):
@@ -427,29 +405,14 @@ def make_probes(config: Any, max_tokens: int) -> list[Batch]:
             [tokens.integers(0, config.vocab_size, length).astype(np.int32) for length in lengths]
         )
 
+    # The layers' largest attention window in tokens; 0 if every layer attends to all tokens.
+    kinds = getattr(config, "layer_types", None) or ("sliding_attention",)
+    windows = (getattr(config, name, None) for name in ("sliding_window", "local_attention"))
+    window = max(map(int, filter(None, windows)), default=0) if "sliding_attention" in kinds else 0
     longest = min(max(PROBE_LENGTHS), max_tokens)
-    beyond = min(find_largest_window(config) + BEYOND_WINDOW, max_tokens)
+    beyond = min(window + BEYOND_WINDOW, max_tokens)
     probes = [make(min(length, max_tokens) for length in PROBE_LENGTHS)]
     return [*probes, make([beyond])] if beyond > longest else probes
-
-
-def find_largest_window(config: Any) -> int:
-    """Return the layers' largest attention window in tokens; 0 if every layer attends to all tokens."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None and "sliding_attention" not in kinds:
-        return 0
-    windows = (getattr(config, name, None) for name in ("sliding_window", "local_attention"))
-    return max((int(window) for window in windows if window), default=0)
-
-
-def _padded_states(network: EncoderNetwork, probe: Batch, device: torch.device) -> Tensor:
-    """Return hidden states [tokens, dim] of a padded forward pass, without those of the padding."""
-    padded = pad_batch(probe, network.pad_token_id)
-    attention_mask = torch.from_numpy(padded.attention_mask).to(device)
-    states: Tensor = network.transformer(
-        input_ids=torch.from_numpy(padded.input_ids).to(device), attention_mask=attention_mask
-    )[0]
-    return states[attention_mask.bool()]
 
 
 @torch.inference_mode()

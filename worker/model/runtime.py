@@ -2,7 +2,7 @@
 
 This saves 2.7 of 8.2 seconds of CPU time at the start of each model process, and 70 MB of its memory.
 transformers needs the compiler for decorators on generation functions, and for one context used with masks of
-another form. Nothing that runs here is decorated so; `worker/model/compilation.py` imports the real compiler
+another form. Nothing that runs here is decorated so; `worker/model/switching.py` imports the real compiler
 later. The table of training losses imports scipy and, where they are installed, PIL and torchvision, which
 needs the real compiler.
 """

@@ -8,7 +8,7 @@ bits.
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from worker.model.cuda_pass import is_device_lost
 from worker.model.packed import (
     CAN_LIMIT_SPLITS,
     DIRECT,
+    OPAQUE,
     PackedNetwork,
     find_deviation,
     find_layers,
@@ -80,10 +81,10 @@ class ProjectionPart(nn.Module):
         return self._fused.ask(states, self.number)
 
 
-def fuse_projections(network: PackedNetwork) -> None:
+def fuse_projections(network: PackedNetwork) -> "Undo":
     """Fuse the projections layer by layer, freeing each layer's weights before the next are joined.
 
-    Raises ValueError if no layer has separate projections.
+    Return what undoes it. Raises ValueError if no layer has separate projections.
     """
     num_fused = 0
     for parent, names in find_siblings(network.transformer):
@@ -93,6 +94,7 @@ def fuse_projections(network: PackedNetwork) -> None:
         num_fused += 1
     if not num_fused:
         raise ValueError("no layer has separate projections of query, key and value")
+    return lambda: split_projections(network)
 
 
 def split_projections(network: PackedNetwork) -> None:
@@ -102,8 +104,12 @@ def split_projections(network: PackedNetwork) -> None:
             parts = [getattr(module, name, None) for name in names]
             if all(isinstance(part, ProjectionPart) for part in parts):
                 fused = parts[0]._fused  # type: ignore[union-attr]
-                for name, projection in zip(names, cut_projection(fused.joined, fused.sizes), strict=True):
-                    setattr(module, name, projection)
+                start = 0
+                for name, size in zip(names, fused.sizes, strict=True):
+                    rows = slice(start, start + size)
+                    parameters = {key: value[rows] for key, value in fused.joined.named_parameters()}
+                    setattr(module, name, _remake(fused.joined, parameters))
+                    start += size
 
 
 def find_siblings(transformer: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, str, str]]]:
@@ -143,15 +149,6 @@ def take_parameter(projection: nn.Module, name: str) -> Tensor:
     parameter: Tensor = getattr(projection, name).detach()
     setattr(projection, name, None)
     return parameter
-
-
-def cut_projection(joined: Projection, sizes: list[int]) -> Iterator[Projection]:
-    start = 0
-    for size in sizes:
-        yield _remake(
-            joined, {name: value[start : start + size] for name, value in joined.named_parameters()}
-        )
-        start += size
 
 
 def _remake(like: Projection, parameters: dict[str, Tensor]) -> Projection:
@@ -222,7 +219,7 @@ def multiply_restored(
     return (numbers.float() @ weight.float().t() * scales * weight_scales.t()).to(dtype)
 
 
-def scale_layers(network: PackedNetwork) -> None:
+def scale_layers(network: PackedNetwork) -> "Undo":
     """Replace large linear layers by ScaledLinear one by one, freeing each weight before the next.
 
     It cannot be undone, because the original weights are not kept. Raises ValueError if no layer is large
@@ -241,6 +238,7 @@ def scale_layers(network: PackedNetwork) -> None:
         parent, name, child = found.pop()
         setattr(parent, name, ScaledLinear(child))
         del child
+    return None
 
 
 def is_scalable(module: nn.Module) -> bool:
@@ -250,6 +248,67 @@ def is_scalable(module: nn.Module) -> bool:
         and min(module.weight.shape) >= SMALLEST_SIZE
         and not any(size % SIZE_STEP for size in module.weight.shape)
     )
+
+
+# The largest number of graphs, one per kind of layer: ModernBERT has three kinds. Further kinds run
+# uncompiled.
+MOST_GRAPHS: Final = 16
+# torch treats a size of 1 as a constant, and would make another graph for a batch of a single token.
+FEWEST_TOKENS: Final = 2
+
+
+def compile_layers(
+    network: PackedNetwork, run: Callable[[], object], backend: str | Callable[..., Any] = "inductor"
+) -> None:
+    """Compile the layers, and run the probes to build their graphs. Nothing is compiled later.
+
+    Layers are compiled rather than the network: equal layers share a graph, so that a model of 32 layers compiles
+    as fast as one of two, and the work outside the layers is small. Attention stays a single call in the graph.
+    Lengths and counts are symbolic, and once the probes have run nothing is compiled any more: a shape that no
+    graph fits, for example a batch of one token, runs uncompiled. So no batch waits for a compiler. `backend` is that
+    of torch.compile. Raises whatever the compiler raises. Source: docs.pytorch.org, "Dynamic shapes" and
+    torch.compiler.set_stance.
+    """
+    import torch._dynamo  # imported late, because it loads the compiler
+    import torch._inductor.config
+    from torch.compiler import set_stance
+
+    transformer = network.transformer
+    if next(transformer.parameters()).device.type == "cpu":
+        transformer.set_attn_implementation(OPAQUE)
+    torch._dynamo.config.recompile_limit = MOST_GRAPHS
+    # Sizes that happen to be equal in the probes must not be treated as the same symbol.
+    torch.fx.experimental._config.use_duck_shape = False
+    # Compile in this process: worker processes of the compiler would outlive it.
+    torch._inductor.config.compile_threads = 1
+    for layer in find_layers(transformer):
+        compiled = torch.compile(layer._call_impl, dynamic=True, fullgraph=True, backend=backend)
+
+        def call(
+            hidden_states: Tensor,
+            *args: Any,
+            compiled: Any = compiled,
+            plain: Any = layer._call_impl,
+            **options: Any,
+        ) -> Any:
+            chosen = compiled if hidden_states.shape[1] >= FEWEST_TOKENS else plain
+            return chosen(hidden_states, *args, **options)
+
+        layer._compiled_call_impl = call  # the attribute that nn.Module.compile sets
+    run()
+    set_stance("eager_on_recompile")
+
+
+def forget_graphs(network: PackedNetwork, attention: str) -> None:
+    """Undo compile_layers. `attention` is the network's attention from before."""
+    import torch._dynamo
+    from torch.compiler import set_stance
+
+    set_stance("default")
+    for layer in find_layers(network.transformer):
+        layer._compiled_call_impl = None
+    torch._dynamo.reset()
+    network.transformer.set_attn_implementation(attention)
 
 
 logger = logging.getLogger(__name__)
@@ -298,17 +357,7 @@ def attend_by_flash3(network: PackedNetwork, _: ComputeProbes) -> Undo:
     return lambda: restore_flash_attention_impl()
 
 
-def fuse(network: PackedNetwork, _: ComputeProbes) -> Undo:
-    fuse_projections(network)
-    return lambda: split_projections(network)
-
-
 def compile_graphs(network: PackedNetwork, compute_probes: ComputeProbes) -> Undo:
-    from worker.model.compilation import (  # imported late, because it loads the compiler
-        compile_layers,
-        forget_graphs,
-    )
-
     before = network.attention
     try:
         compile_layers(network, compute_probes)
@@ -318,19 +367,14 @@ def compile_graphs(network: PackedNetwork, compute_probes: ComputeProbes) -> Und
     return lambda: forget_graphs(network, before)
 
 
-def multiply_in_8_bits(network: PackedNetwork, _: ComputeProbes) -> Undo:
-    scale_layers(network)
-    return None
-
-
 # The order in which switches are turned on.
 STEPS: Final[Mapping[str, Step]] = {
     "direct_flash": Step(attend_directly),
     "flash3": Step(attend_by_flash3),
-    "fused_qkv": Step(fuse),
+    "fused_qkv": Step(lambda network, _: fuse_projections(network)),
     # A product has a relative error of 4 % in a random direction, and so has a sum of products: a cosine of
     # 0.999. Further layers of the model increase it.
-    "fp8": Step(multiply_in_8_bits, smallest_cosine=0.99, is_final=True),
+    "fp8": Step(lambda network, _: scale_layers(network), smallest_cosine=0.99, is_final=True),
     "compile": Step(compile_graphs),
 }
 

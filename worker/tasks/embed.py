@@ -39,9 +39,8 @@ from worker.tasks.finishing import (
     read_texts,
 )
 from worker.tasks.task import Finished, Rounds
-from worker.tokens.late import read_passages
-from worker.tokens.passages import PassagedTexts, cut_passages
-from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts, lay_together
+from worker.tokens.passages import PassagedTexts, cut_passages, read_passages
+from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts, merge_lists
 from worker.tokens.tokenizer import Tokenizer
 
 
@@ -162,7 +161,7 @@ class Embed:
             spec.long_texts == TRUNCATE,
             keeps_end=self._keeps_end(spec),
         )
-        return lay_together(tokenized, given.spread(places, len(texts)))
+        return merge_lists(tokenized, given.spread(places, len(texts)))
 
 
 @dataclass(frozen=True, slots=True)

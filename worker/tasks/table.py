@@ -12,8 +12,7 @@ from worker.tasks.extract.extraction import RexUniNLU
 from worker.tasks.extract.gliner import Gliner
 from worker.tasks.score import Classify, Compare, Rerank
 from worker.tasks.task import WorkerTask
-from worker.tokens.static_tokenizer import StaticTokenizer
-from worker.tokens.tokenizer import Tokenizer
+from worker.tokens.tokenizer import StaticTokenizer, Tokenizer
 from worker.tokens.word_cache import WordTally
 
 Tasks = Mapping[str, WorkerTask]

@@ -49,13 +49,11 @@ class PairFrame:
         )
         is_cut = (kept_first < first.lengths) | (kept_second < second.lengths)
         n = len(first)
-        parts = [
-            _repeat(self.before, n),
-            _cut(first, kept_first),
-            _repeat(self.between, n),
-            _cut(second, kept_second),
-            _repeat(self.behind, n),
-        ]
+        before, between, behind = (
+            Ragged.from_matrix(np.broadcast_to(ids, (n, len(ids))).copy())
+            for ids in (self.before, self.between, self.behind)
+        )
+        parts = [before, _cut(first, kept_first), between, _cut(second, kept_second), behind]
         lengths = np.stack([part.lengths for part in parts], axis=1)  # [n, 5]
         places = np.arange(5 * n).reshape(5, n).T.ravel()  # part by part, in the order of a pair
         ids = Ragged.join(parts).take(places).values
@@ -111,10 +109,6 @@ def cut_longest_first(
     kept_first = np.where(is_over & (first > share), np.maximum(share, room - second), first)
     kept_second = np.where(is_over, np.minimum(second, room - kept_first), second)
     return kept_first, kept_second
-
-
-def _repeat(ids: Ids, count: int) -> Ragged:
-    return Ragged.from_matrix(np.broadcast_to(ids, (count, len(ids))).copy())
 
 
 def _cut(rows: Ragged, lengths: NDArray[np.int64]) -> Ragged:

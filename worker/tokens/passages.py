@@ -13,10 +13,14 @@ and is normalized and cut to fewer dimensions once, at the end. So with mean poo
 over all tokens of the text, `normalize` changes a vector's length and never its direction, and fewer
 dimensions are the leading ones of the whole vector.
 
-This module knows nothing about the tokenizer or the model.
+Late chunking gives vectors of passages instead: the vector of a passage is the mean of the states that its tokens have
+in the whole text. A text is read once for all of its passages, or in windows if it is longer than the model reads. A
+token's state is taken from the first window that has it. The first passage of a text also has the special tokens and
+the prompt before it, and the last passage the special tokens after it. Source: Günther et al., Late Chunking,
+arXiv 2409.04701, and its authors' code, github.com/jina-ai/late-chunking.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -24,9 +28,21 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vectormill.jobs.item import TOO_MANY_TOKENS, ItemFailure
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.jobs.item import (
+    EMPTY_TEXT,
+    ITEM_ERROR_CODES,
+    PASSAGE_NOT_FOUND,
+    PLACE_MARK,
+    TOO_MANY_TOKENS,
+    ItemFailure,
+    find_side_failure,
+    split_pair,
+)
+from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
-from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
+from worker.tokens.tokenized import INPUT_IDS, SPANS, TokenizedTexts
+from worker.tokens.tokenizer import PassageFrame, Tokenizer
 
 # Limits what one text can take: 8192 windows of 256 tokens are 8 MiB of ids and, with 1024 dimensions, 32 MiB
 # of vectors. A text of a million characters, the default limit, has 4,505 windows if each character is a
@@ -34,20 +50,6 @@ from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
 MAX_PASSAGES: Final = 8192
 # The smallest share of a window that must be new, so that at most four times the text is computed.
 SMALLEST_NEW_SHARE: Final = 1 / 4
-
-
-@dataclass(frozen=True, slots=True)
-class PassageFrame:
-    """The rules for cutting windows of `max_tokens`, with neighbours that overlap by `overlap` tokens.
-
-    `max_tokens` includes what surrounds each window: the leading tokens of the text that equal `leading_ids`
-    (the special ones and the prompt's), and the last `num_suffix` tokens of the text.
-    """
-
-    max_tokens: int
-    overlap: int
-    leading_ids: NDArray[np.int32]
-    num_suffix: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,10 @@ def _cut(
 
     The failure says why the text cannot be cut.
     """
-    num_leading = _count_equal(ids, frame.leading_ids)
+    # The last token of a prompt may differ when a text follows it.
+    num_common = min(len(ids), len(frame.leading_ids))
+    differs = np.flatnonzero(ids[:num_common] != frame.leading_ids[:num_common])
+    num_leading = int(differs[0]) if len(differs) else num_common
     num_own = len(ids) - num_leading - frame.num_suffix
     room = frame.max_tokens - num_leading - frame.num_suffix
     failure = None
@@ -217,11 +222,74 @@ def _cut(
     return windows, weights, None
 
 
-def _count_equal(ids: NDArray[np.int32], leading_ids: NDArray[np.int32]) -> int:
-    """Return how many leading tokens are equal.
+def read_passages(
+    tokenizer: Tokenizer, card: ModelCard, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int
+) -> tuple[PassagedTexts, dict[int, ItemFailure]]:
+    """Return the tokens of n distinct items, and the failures among them.
 
-    The last token of a prompt may differ when a text follows it.
+    Each is a passage with its text, or a text that is a single passage.
     """
-    num_common = min(len(ids), len(leading_ids))
-    differs = np.flatnonzero(ids[:num_common] != leading_ids[:num_common])
-    return int(differs[0]) if len(differs) else num_common
+    failures: dict[int, ItemFailure] = {}
+    # The passages of each text: the item, and from which character up to which it is.
+    wholes: dict[str, list[tuple[int, int, int]]] = {}
+    for index, text in enumerate(texts):
+        if (failure := find_side_failure(text, max_chars)) is not None:
+            failures[index] = failure
+            continue
+        passage, *rest = (side.decode() for side in split_pair(text) if side is not None)
+        (whole,) = rest or [passage]
+        marked = f"{PLACE_MARK}{passage}"
+        start = whole.find(marked if marked in whole else passage)
+        if start < 0:
+            failures[index] = ItemFailure(PASSAGE_NOT_FOUND, ITEM_ERROR_CODES[PASSAGE_NOT_FOUND])
+            continue
+        found = index, start, start + len(passage)
+        wholes.setdefault(whole.replace(marked, passage, 1), []).append(found)
+    ids, characters = tokenizer.encode_with_characters([spec.prompt + whole for whole in wholes])
+    frame = tokenizer.frame(spec.prompt, spec.max_tokens, spec.passage_overlap)
+    windows = cut_passages(TokenizedTexts({INPUT_IDS: ids}, np.zeros(len(ids), np.bool_), {}), frame)
+    num_left_out = 0 if card.include_prompt else tokenizer.count_prompt_tokens(spec.prompt)
+    pieces: list[tuple[int, int, int, int]] = []  # sequence, item, and tokens from and to in the sequence
+    for number, passages in enumerate(wholes.values()):
+        sequence, length = int(windows.offsets[number]), int(ids.lengths[number])
+        num_prefix, end_of_text = tokenizer.num_prefix, length - frame.num_suffix
+        # From which character each token of the text is, and up to which; those of the prompt end at 0 or before.
+        bounds = characters.row(number).reshape(-1, 2)[num_prefix:end_of_text] - len(spec.prompt)
+        begins, ends = np.maximum.accumulate(bounds).T
+        # Window i gives the tokens limits[i] to limits[i + 1] of the text, which are at their place minus shifts[i].
+        new = np.cumsum(windows.weights[sequence : int(windows.offsets[number + 1])])
+        limits = np.concatenate(([0], new[:-1] + end_of_text - new[-1], [length]))
+        shifts = new - new[0]
+        for index, start, end in passages:
+            first = num_prefix + int(np.searchsorted(ends, start, side="right"))
+            last = num_prefix + int(np.searchsorted(begins, end))
+            if sequence in windows.sequences.failures:
+                failures[index] = windows.sequences.failures[sequence]
+            elif first >= last:
+                failures[index] = ItemFailure(EMPTY_TEXT, "the passage has no token that the model knows")
+            else:
+                is_first = first == num_prefix + np.searchsorted(ends, 0, side="right")
+                span = num_left_out if is_first else first, length if last == end_of_text else last
+                of_windows = np.searchsorted(limits, span[0], "right") - 1, np.searchsorted(limits, span[1])
+                for window in range(*of_windows):
+                    own = np.clip(span, *limits[window : window + 2]) - shifts[window]
+                    pieces.append((sequence + window, index, *own.tolist()))
+    # Each failed item gets an empty piece of an empty sequence, so that every item has one.
+    num_sequences = len(windows.sequences)
+    pieces += [(num_sequences, index, 0, 0) for index in failures]
+    rows = np.array(sorted(pieces), np.int64).reshape(-1, 4)
+    read, places, counts = np.unique(rows[:, 0], return_inverse=True, return_counts=True)
+    known = windows.sequences.spread(range(num_sequences), num_sequences + 1)
+    inputs = {
+        INPUT_IDS: known.inputs[INPUT_IDS].take(read),
+        SPANS: Ragged.from_lengths(rows[:, 2:].astype(np.int32).ravel(), 2 * counts),
+    }
+    order = np.argsort(rows[:, 1], kind="stable")
+    ranks = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    late = PassagedTexts(
+        TokenizedTexts(inputs, np.zeros(len(read), np.bool_), {}),
+        np.searchsorted(rows[order, 1], np.arange(len(texts) + 1)),
+        (rows[:, 3] - rows[:, 2])[order],
+        Pieces(places[order], ranks[order], card.dimension),
+    )
+    return late, failures

@@ -85,13 +85,22 @@ class Splitting:
 
 def find_splitting(description: dict[str, Any]) -> Splitting | None:
     """Return the splitting that a `tokenizer.json` allows; None if its parts are not known to allow one."""
-    if (description.get("model") or {}).get("dropout") or not _are_plain(description.get("added_tokens", [])):
+    # Added tokens are found before a text is split, so none may span two words.
+    added = [token["content"] for token in description.get("added_tokens", [])]
+    has_wide_token = any(re.search(r"[\s▁Ġ]", token) or not token for token in added)
+    if has_wide_token or (description.get("model") or {}).get("dropout"):
         return None
     normalizers = {part["type"] for part in _parts(description.get("normalizer"), "normalizers")}
-    if _begins_pieces_at_spaces(_parts(description.get("pre_tokenizer"), "pretokenizers"), normalizers):
+    parts = _parts(description.get("pre_tokenizer"), "pretokenizers")
+    if _begins_pieces_at_spaces(parts, normalizers):
         return Splitting(BEFORE_A_SPACE.split, NEVER)
-    first = next(iter(_parts(description.get("pre_tokenizer"), "pretokenizers")), {"type": None})
-    if first["type"] not in SPLITS_AT_WHITESPACE or not _keeps_position_out(description["pre_tokenizer"]):
+    # All pre-tokenizers after the first see only words, not their place in the text.
+    sees_words_alone = all(
+        part["type"] in SPLITS_AT_WHITESPACE | {"Punctuation", "Digits"}
+        or (part["type"] == "Metaspace" and part.get("prepend_scheme") != "first")
+        for part in parts
+    )
+    if not parts or parts[0]["type"] not in SPLITS_AT_WHITESPACE or not sees_words_alone:
         return None
     return Splitting(str.split, CONTROL_SPACE) if normalizers <= NORMALIZERS else None
 
@@ -200,17 +209,3 @@ def _parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
     if part["type"] != "Sequence":
         return [part]
     return [inner for each in part[key] for inner in _parts(each, key)]
-
-
-def _keeps_position_out(pre_tokenizer: dict[str, Any]) -> bool:
-    """Return True if all pre-tokenizers after the first see only words, not their place in the text."""
-    return all(
-        part["type"] in SPLITS_AT_WHITESPACE | {"Punctuation", "Digits"}
-        or (part["type"] == "Metaspace" and part.get("prepend_scheme") != "first")
-        for part in _parts(pre_tokenizer, "pretokenizers")
-    )
-
-
-def _are_plain(added_tokens: Sequence[dict[str, Any]]) -> bool:
-    """Return True if no added token can span two words. Added tokens are found before a text is split."""
-    return not any(re.search(r"[\s▁Ġ]", token["content"]) or not token["content"] for token in added_tokens)

@@ -1,8 +1,4 @@
-"""TokenizedTexts are the model's inputs for many texts, as named arrays. Texts may also arrive as token ids.
-
-Such ids are used as they are; special tokens and the prompt are put around them, and special tokens that are
-there already are not repeated. This module knows only the bounds of a tokenizer.
-"""
+"""TokenizedTexts are the model's inputs for many texts, as named arrays. This module knows no tokenizer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,16 +7,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vectormill.domain.task import LARGEST_ID, read_token_ids
-from vectormill.jobs.item import ENCODING_FAILED, ItemFailure
+from vectormill.jobs.item import TOO_MANY_TOKENS, ItemFailure
 from vectormill.ragged import Ragged
 
 INPUT_IDS: Final = "input_ids"
 TOKEN_TYPE_IDS: Final = "token_type_ids"  # noqa: S105 - no password
 # The passages whose vectors a sequence asks for, each by its first token and that behind it. Absent if none does.
 SPANS: Final = "spans"
-
-Ids = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,42 +69,8 @@ class TokenizedTexts:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Affixes:
-    """The tokens around a text's own: special tokens and the prompt before, special tokens after."""
-
-    prefix: Ids
-    prompt: Ids
-    suffix: Ids
-    num_known: int  # token ids of the model are 0 to num_known - 1
-
-    def put_around(self, ids: Ids) -> Ids:
-        num_prefix, num_suffix = len(self.prefix), len(self.suffix)
-        has_prefix = num_prefix and np.array_equal(ids[:num_prefix], self.prefix)
-        has_suffix = num_suffix and np.array_equal(ids[len(ids) - num_suffix :], self.suffix)
-        if has_prefix and has_suffix and len(ids) >= num_prefix + num_suffix:
-            ids = ids[num_prefix : len(ids) - num_suffix]
-        return np.concatenate([self.prefix, self.prompt, ids, self.suffix])
-
-    def read(self, text: bytes) -> "Ids | ItemFailure":
-        """Return what the model reads of a text that is given as token ids, or the reason why it cannot."""
-        try:
-            ids = read_token_ids(text)
-        except ValueError:
-            return ItemFailure(ENCODING_FAILED, "the text is neither Unicode nor a list of token ids")
-        largest = min(self.num_known - 1, LARGEST_ID)
-        for place, number in enumerate(ids):
-            if not 0 <= number <= largest:
-                return ItemFailure(
-                    ENCODING_FAILED,
-                    f"token {place} has the id {number}, but the model's ids are 0 to {largest}; ids of another "
-                    "vocabulary, such as tiktoken's, mean different words here: send the text itself",
-                )
-        return self.put_around(np.array(ids, dtype=np.int32))
-
-
-def lay_together(texts: TokenizedTexts, given: TokenizedTexts) -> TokenizedTexts:
-    """Return one list from two of equal length. In each place, at most one has tokens or a failure."""
+def merge_lists(texts: TokenizedTexts, given: TokenizedTexts) -> TokenizedTexts:
+    """Merge two equally long lists; at each index at most one of them has tokens or a failure."""
     num_texts = len(texts)
     inputs = {}
     for name, rows in texts.inputs.items():
@@ -119,3 +78,19 @@ def lay_together(texts: TokenizedTexts, given: TokenizedTexts) -> TokenizedTexts
         places = np.arange(num_texts) + np.where(others.lengths > 0, num_texts, 0)
         inputs[name] = Ragged.join([rows, others]).take(places)
     return TokenizedTexts(inputs, texts.truncated | given.truncated, {**texts.failures, **given.failures})
+
+
+def report_length(length: int, max_tokens: int) -> ItemFailure:
+    """Return the failure of a text that has too many tokens and may not be cut."""
+    return ItemFailure(
+        TOO_MANY_TOKENS, f"the text has {length} tokens; {max_tokens} are allowed with long_texts=fail"
+    )
+
+
+def drop_rows(inputs: Mapping[str, Ragged], is_dropped: NDArray[np.bool_]) -> dict[str, Ragged]:
+    """Return the inputs with the dropped rows empty."""
+    kept = np.flatnonzero(~is_dropped)
+    return {
+        name: Ragged.from_lengths(rows.take(kept).values, np.where(is_dropped, 0, rows.lengths))
+        for name, rows in inputs.items()
+    }

@@ -6,25 +6,26 @@ knows nothing about batches.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.errors import ModelError
+from vectormill.domain.task import LARGEST_ID, read_token_ids
 from vectormill.jobs.item import ENCODING_FAILED, TOO_MANY_TOKENS, ItemFailure
-from vectormill.models.model_card import SpecialTokens
+from vectormill.models.model_card import ModelCard, SpecialTokens
 from vectormill.models.prompt_room import tell_no_room
 from vectormill.ragged import Ragged
 from worker.tokens.pairs import PairFrame, find_frame
-from worker.tokens.passages import PassageFrame
 from worker.tokens.reference import NO_SPECIAL, Reference
 from worker.tokens.splitting import find_cuts, find_splitting
-from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS, Affixes, TokenizedTexts
+from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS, TokenizedTexts, drop_rows, report_length
 from worker.tokens.word_cache import WordCache, WordTally
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,20 @@ LIBRARY_CORES: Final = 4
 LARGEST_PAIR: Final = 1 << 20
 # Texts of many kinds and languages, which calibration uses too.
 SAMPLE: Final = files("worker").joinpath("calibration_texts.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class PassageFrame:
+    """The rules for cutting windows of `max_tokens`, with neighbours that overlap by `overlap` tokens.
+
+    `max_tokens` includes what surrounds each window: the leading tokens of the text that equal `leading_ids`
+    (the special ones and the prompt's), and the last `num_suffix` tokens of the text.
+    """
+
+    max_tokens: int
+    overlap: int
+    leading_ids: NDArray[np.int32]
+    num_suffix: int
 
 
 class Tokenizer:
@@ -101,8 +116,21 @@ class Tokenizer:
 
         No limit if `max_tokens` is None.
         """
-        surrounding = self._surround(prompt)
-        read = [surrounding.read(text) for text in texts]
+        prefix, suffix = (np.array(ids, np.int32) for ids in (self._reference.prefix, self._reference.suffix))
+        whole = np.array(self._reference.encode_one(prompt) if prompt else [*prefix, *suffix], np.int32)
+        before = whole[: len(whole) - len(suffix)]
+        read: list[NDArray[np.int32] | ItemFailure] = []
+        for text in texts:
+            ids = self._read_ids(text)
+            if not isinstance(ids, ItemFailure):
+                # Special tokens that are there already are not repeated.
+                end = len(ids) - len(suffix)
+                has_prefix = len(prefix) and np.array_equal(ids[: len(prefix)], prefix)
+                has_suffix = len(suffix) and np.array_equal(ids[end:], suffix)
+                if has_prefix and has_suffix and end >= len(prefix):
+                    ids = ids[len(prefix) : end]
+                ids = np.concatenate([before, ids, suffix])
+            read.append(ids)
         nothing = np.zeros(0, np.int32)
         rows = Ragged.from_rows([nothing if isinstance(ids, ItemFailure) else ids for ids in read], np.int32)
         longest = int(rows.lengths.max(initial=0)) if max_tokens is None else max_tokens
@@ -110,20 +138,36 @@ class Tokenizer:
         unread = {index: ids for index, ids in enumerate(read) if isinstance(ids, ItemFailure)}
         return TokenizedTexts(fitted.inputs, fitted.truncated, {**fitted.failures, **unread})
 
-    def _surround(self, prompt: str) -> Affixes:
-        prefix, suffix = (np.array(ids, np.int32) for ids in (self._reference.prefix, self._reference.suffix))
-        whole = np.array(self._reference.encode_one(prompt) if prompt else [*prefix, *suffix], np.int32)
-        own = whole[len(prefix) : len(whole) - len(suffix)]
-        return Affixes(prefix, own, suffix, self._reference.rust.get_vocab_size())
+    def _read_ids(self, text: bytes) -> NDArray[np.int32] | ItemFailure:
+        """Return the token ids that a text is given as, or the reason why the model cannot read it."""
+        try:
+            ids = read_token_ids(text)
+        except ValueError:
+            return ItemFailure(ENCODING_FAILED, "the text is neither Unicode nor a list of token ids")
+        largest = min(self._reference.rust.get_vocab_size() - 1, LARGEST_ID)
+        for place, number in enumerate(ids):
+            if not 0 <= number <= largest:
+                return ItemFailure(
+                    ENCODING_FAILED,
+                    f"token {place} has the id {number}, but the model's ids are 0 to {largest}; ids of another "
+                    "vocabulary, such as tiktoken's, mean different words here: send the text itself",
+                )
+        return np.array(ids, dtype=np.int32)
 
     def _fit(self, rows: Ragged, max_tokens: int, truncate: bool, keeps_end: bool) -> TokenizedTexts:
         """Return the rows as texts. A row of more than `max_tokens` is truncated, or fails."""
         is_long = rows.lengths > max_tokens
         if not is_long.any():
-            return _tokenized(rows, is_long, {})
+            return TokenizedTexts({INPUT_IDS: rows}, is_long, {})
         if truncate:
-            behind = max_tokens - self.num_prefix if keeps_end else self._num_suffix
-            return _tokenized(_truncate(rows, max_tokens, behind), is_long, {})
+            # A longer row keeps its first ids and its last ones, `num_behind` of them.
+            num_behind = max_tokens - self.num_prefix if keeps_end else self._num_suffix
+            places = np.arange(len(rows.values))
+            from_start = places - np.repeat(rows.offsets[:-1], rows.lengths)
+            from_end = np.repeat(rows.offsets[1:], rows.lengths) - places
+            is_kept = (from_start < max_tokens - num_behind) | (from_end <= num_behind)
+            kept = Ragged.from_lengths(rows.values[is_kept], np.minimum(rows.lengths, max_tokens))
+            return TokenizedTexts({INPUT_IDS: kept}, is_long, {})
         failures = {
             index: report_length(length, max_tokens)
             for index, length in enumerate(rows.lengths.tolist())
@@ -133,7 +177,7 @@ class Tokenizer:
 
     def tokenize_whole(self, texts: Sequence[str]) -> TokenizedTexts:
         """Return the token ids of all texts, whatever their length."""
-        return _tokenized(self._encoding.encode(texts), np.zeros(len(texts), dtype=np.bool_), {})
+        return TokenizedTexts({INPUT_IDS: self._encoding.encode(texts)}, np.zeros(len(texts), np.bool_), {})
 
     def encode_with_characters(self, texts: Sequence[str]) -> tuple[Ragged, Ragged]:
         """Return the token ids of all texts, and for each token from which character up to which it is."""
@@ -206,7 +250,7 @@ class Tokenizer:
             found = [inputs[name].row(index).tolist() for name in (INPUT_IDS, TOKEN_TYPE_IDS)]
             if found != [whole.ids, whole.type_ids]:
                 raise ModelError(
-                    "The tokenizer gives two texts different tokens together than apart; pairs are not supported."
+                    "The tokenizer encodes two texts differently as a pair than one by one; pairs are not supported."
                 )
         return frame
 
@@ -319,38 +363,52 @@ def _fail_pairs(num_pairs: int, code: str, detail: str) -> TokenizedTexts:
     )
 
 
-def _tokenized(
-    rows: Ragged, truncated: NDArray[np.bool_], failures: dict[int, ItemFailure]
-) -> TokenizedTexts:
-    return TokenizedTexts({INPUT_IDS: rows}, truncated, failures)
-
-
-def _truncate(rows: Ragged, max_tokens: int, num_behind: int) -> Ragged:
-    """Return rows of at most `max_tokens`. A longer row keeps its first ids and its last `num_behind`."""
-    places = np.arange(len(rows.values)) - np.repeat(rows.offsets[:-1], rows.lengths)
-    from_end = np.repeat(rows.offsets[1:], rows.lengths) - np.arange(len(rows.values))
-    is_kept = (places < max_tokens - num_behind) | (from_end <= num_behind)
-    return Ragged.from_lengths(rows.values[is_kept], np.minimum(rows.lengths, max_tokens))
-
-
-def report_length(length: int, max_tokens: int) -> ItemFailure:
-    """Return the failure of a text that has too many tokens and may not be cut."""
-    return ItemFailure(
-        TOO_MANY_TOKENS, f"the text has {length} tokens; {max_tokens} are allowed with long_texts=fail"
-    )
-
-
-def drop_rows(inputs: Mapping[str, Ragged], is_dropped: NDArray[np.bool_]) -> dict[str, Ragged]:
-    """Return the inputs with the dropped rows empty."""
-    kept = np.flatnonzero(~is_dropped)
-    return {
-        name: Ragged.from_lengths(rows.take(kept).values, np.where(is_dropped, 0, rows.lengths))
-        for name, rows in inputs.items()
-    }
-
-
 def _strip(rows: Ragged, num_prefix: int, num_suffix: int) -> Ragged:
     """Return the rows without their first `num_prefix` and last `num_suffix` values."""
     places = np.arange(len(rows.values)) - np.repeat(rows.offsets[:-1], rows.lengths)
     is_own = (places >= num_prefix) & (places < np.repeat(rows.lengths - num_suffix, rows.lengths))
     return Ragged.from_lengths(rows.values[is_own], rows.lengths - num_prefix - num_suffix)
+
+
+class StaticTokenizer(Tokenizer):
+    """The tokenizer of a table of static embeddings, which adds no special tokens. Thread-safe.
+
+    By model2vec's rules (`StaticModel.encode`), a text is cut to `max_tokens` times the median length of a
+    token in characters, then tokenized and cut to `max_tokens`, and then unknown tokens are left out.
+    """
+
+    def __init__(self, card: ModelCard, **options: Any) -> None:
+        assert card.static is not None
+        super().__init__(card.path / card.static.folder, special=SpecialTokens(is_rewritten=True), **options)
+        self._unknown_id: int | None = None
+        self._chars_per_token = 0
+        if card.static.is_model2vec:
+            rust, model = self._reference.rust, self._reference.description["model"]
+            token = model.get("unk_token")
+            self._unknown_id = model.get("unk_id") if token is None else rust.token_to_id(token)
+            self._chars_per_token = int(np.median([len(token) for token in rust.get_vocab()]))
+
+    def tokenize(
+        self, texts: Sequence[str], max_tokens: int, truncate: bool, *, keeps_end: bool = False
+    ) -> TokenizedTexts:
+        if not truncate or not self._chars_per_token:
+            return super().tokenize(texts, max_tokens, truncate)
+        num_chars = max_tokens * self._chars_per_token
+        found = super().tokenize([text[:num_chars] for text in texts], max_tokens, truncate)
+        is_cut = np.fromiter((len(text) > num_chars for text in texts), np.bool_, count=len(texts))
+        return replace(found, truncated=found.truncated | is_cut)
+
+    def tokenize_whole(self, texts: Sequence[str]) -> TokenizedTexts:
+        found = super().tokenize_whole(texts)
+        return replace(found, inputs={INPUT_IDS: self._drop_unknown(found.inputs[INPUT_IDS])})
+
+    def _fit(self, rows: Ragged, max_tokens: int, truncate: bool, keeps_end: bool) -> TokenizedTexts:
+        found = super()._fit(rows, max_tokens, truncate, keeps_end)
+        return replace(found, inputs={INPUT_IDS: self._drop_unknown(found.inputs[INPUT_IDS])})
+
+    def _drop_unknown(self, rows: Ragged) -> Ragged:
+        is_known = rows.values != self._unknown_id
+        if self._unknown_id is None or is_known.all():
+            return rows
+        before = np.concatenate(([0], np.cumsum(is_known)))
+        return Ragged(rows.values[is_known], before[rows.offsets])

@@ -9,9 +9,9 @@ from vectormill.jobs.item import EMPTY_TEXT, ENCODING_FAILED, TOO_MANY_TOKENS, I
 from vectormill.models.registry import find_packaged_model
 from vectormill.ragged import Ragged
 from worker.tokens import passages as passages_module
-from worker.tokens.passages import PassagedTexts, PassageFrame, cut_passages, plan_windows
+from worker.tokens.passages import PassagedTexts, cut_passages, plan_windows
 from worker.tokens.tokenized import TokenizedTexts
-from worker.tokens.tokenizer import Tokenizer
+from worker.tokens.tokenizer import PassageFrame, Tokenizer
 
 MODEL = find_packaged_model()
 assert MODEL is not None
