@@ -14,8 +14,8 @@ from vectormill.files.roots import ANYWHERE
 from vectormill.settings import Settings
 from worker.chunk.chunk_encoder import ChunkEncoder
 from worker.chunk.commit import PostgresSink
+from worker.chunk.counts import Timesheet
 from worker.chunk.leases import LeaseKeeper
-from worker.chunk.ledger import Timesheet
 from worker.identity import WorkerIdentity
 
 

@@ -21,8 +21,8 @@ from vectormill.ragged import Ragged
 from vectormill.settings import Settings
 from worker.chunk.chunk_encoder import ChunkEncoder
 from worker.chunk.commit import PostgresSink
+from worker.chunk.counts import ChunkCounts, Timesheet
 from worker.chunk.leases import LeaseKeeper
-from worker.chunk.ledger import ChunkLedger, Timesheet
 from worker.engine.request import EncodeRequest, EncodeResult
 from worker.identity import WorkerIdentity
 
@@ -67,7 +67,7 @@ def encoding_chunks(
     *,
     heart: Engine | None = None,
     identity: WorkerIdentity | None = None,
-    ledger: ChunkLedger | None = None,
+    counts: ChunkCounts | None = None,
     read_period: Callable[[], int | None] = lambda: None,
     **settings: Any,
 ) -> Iterator[ChunkEncoder]:
@@ -94,7 +94,7 @@ def encoding_chunks(
             Timesheet(lambda: encoding.run_seconds),
             identity,
             chosen,
-            ledger=ledger,
+            counts=counts,
             read_period=read_period,
         )
     finally:

@@ -116,7 +116,7 @@ class DriftingEncoder(FaultyEncoder):
         results = super().encode(batch)
         if (self._order.cache_dir / FAULT).exists():
             vectors = results.matrix.copy()
-            vectors[:, ::2] *= 1.1  # a cosine of 0.9977, which the canary after a failure lets pass
+            vectors[:, ::2] *= 1.1  # a cosine of 0.9977, which the known texts after a failure let pass
             return Ragged.from_matrix(vectors)
         return results
 
@@ -126,4 +126,4 @@ load_soon_exhausted = partial(SickEncoder, num_sound=FEW_BATCHES, reason="could 
 load_soon_wrong = partial(WrongEncoder, num_sound=FEW_BATCHES, reason="")
 load_soon_ill_on_two_streams = partial(load_soon_ill, num_streams=2)
 load_ill_behind_its_first_word = partial(load_soon_ill, num_sound=1)
-load_ill_behind_the_canary = partial(load_soon_ill, num_sound=2)
+load_ill_after_known_texts = partial(load_soon_ill, num_sound=2)

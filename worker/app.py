@@ -37,8 +37,8 @@ from vectormill.tracing import begin_tracing
 from worker.certificates.loading import check_loaded, find_certificate
 from worker.chunk.chunk_encoder import ChunkEncoder, Result
 from worker.chunk.commit import PostgresSink
+from worker.chunk.counts import ChunkCounts, Timesheet
 from worker.chunk.leases import LeaseKeeper
-from worker.chunk.ledger import ChunkLedger, Timesheet
 from worker.chunk.proving import Prover
 from worker.chunk.watchdog import Watchdog
 from worker.devices.core_waits import CoreWaits
@@ -162,11 +162,11 @@ def run_replica(
     engine = start_engine(make_one, notice, check=lambda engine: check_loaded(engine, certificate))
     waits = CoreWaits(devices[0], engine.find_pid)
     timesheet = Timesheet(lambda: engine.run_seconds, read_starved_seconds=waits.read)
-    ledger = ChunkLedger()
+    counts = ChunkCounts()
     samplers = {
         each.name: DeviceSampler(each, partial(engine.find_pid, rank)) for rank, each in enumerate(devices)
     }
-    report = WorkerReport(engine, timesheet, samplers, assignment.part, ledger=ledger, losses=losses)
+    report = WorkerReport(engine, timesheet, samplers, assignment.part, counts=counts, losses=losses)
     reports = ReportMaker(report.compose, settings.heartbeat_seconds)
     identity = take_name(heart, identity, reports.make())
     database = make_engine(database_url, application_name=identity.name, pool_size=POOL_SIZE, max_overflow=0)
@@ -191,12 +191,12 @@ def run_replica(
         database,
         engine,
         keeper,
-        PostgresSink(database, stopping, settings.lease_seconds, ledger, Roots.of(settings, "output_root")),
+        PostgresSink(database, stopping, settings.lease_seconds, counts, Roots.of(settings, "output_root")),
         timesheet,
         identity,
         settings,
         ask_for_more,
-        ledger,
+        counts,
         prover.read_period,
     )
     spaces = [name_space(card.name, each, "+".join(card.pooling)) for each in card.revisions]

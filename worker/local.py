@@ -39,7 +39,7 @@ from worker.chunk.calibrator import measure_space
 from worker.devices.detect import detect_inventory
 from worker.devices.device import CPU, Device, Inventory, parse_devices, split_processor
 from worker.encoder.encoder import AUTO
-from worker.engine.engine import CANARY, Engine
+from worker.engine.engine import KNOWN_TEXT, Engine
 from worker.engine.request import EncodeRequest, EncodeResult, EngineStopped, RunnerDied
 from worker.settings import find_cache_dir, load_worker_settings
 
@@ -210,7 +210,7 @@ class LocalEncoder:
         while waiting:
             # The engine gives up after several deaths without a vector between them. This harmless text is another one
             # each time, because the vectors of recent texts are not computed again.
-            text = f"{CANARY} ({next(self._numbers)})"
+            text = f"{KNOWN_TEXT} ({next(self._numbers)})"
             self._encode_group([text], range(1), cancelled=threading.Event())
             group = waiting.popleft()
             result = encode_group(group)

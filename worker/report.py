@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from vectormill.jobs.bottleneck import find_bottleneck, share_stages
 from vectormill.workers.samples import MIB, MOST_SAMPLES, RECENT, SAMPLE_SECONDS, Sample, write_samples
-from worker.chunk.ledger import ChunkLedger, Timesheet
+from worker.chunk.counts import ChunkCounts, Timesheet
 from worker.devices.detect import DeviceSampler, DeviceUse, join_uses
 from worker.engine.engine import Engine
 
@@ -90,12 +90,12 @@ class WorkerReport:
         samplers: Mapping[str, DeviceSampler],
         placement: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
-        ledger: ChunkLedger | None = None,
+        counts: ChunkCounts | None = None,
         losses: Callable[[], list[str]] = list,
     ) -> None:
         self._losses = losses
         self._engine = engine
-        self._ledger = ledger or ChunkLedger()
+        self._counts = counts or ChunkCounts()
         self._timesheet = timesheet
         self._samplers = samplers
         self._placement = placement
@@ -110,7 +110,7 @@ class WorkerReport:
         stage_seconds = self._timesheet.totals() | report["stage_seconds"]
         seconds = self._clock() - self._started_at
         bottleneck = find_bottleneck(stage_seconds, seconds)
-        if (reason := self._ledger.wait_reason) is not None:
+        if (reason := self._counts.wait_reason) is not None:
             report |= {"state": "waiting to commit", "state_reason": reason}
         uses = {name: sampler.sample() for name, sampler in self._samplers.items()}
         use = join_uses(list(uses.values()))
@@ -119,7 +119,7 @@ class WorkerReport:
         lost, plan = self._losses(), self._placement.get("plan")
         told = {"plan": {**plan, "reasons": [*lost, *plan["reasons"]]}} if lost and plan else {}
         return report | {
-            **self._ledger.totals(),
+            **self._counts.totals(),
             "placement": {**self._placement, **told},
             "lost_devices": lost,
             "uptime_seconds": seconds,

@@ -83,7 +83,7 @@ class NullEncoder:
     """
 
     def __init__(self, order: Any) -> None:
-        # All rows are nearly parallel, so a canary has the same vector wherever it is in a batch.
+        # All rows are nearly parallel, so a known text has the same vector wherever it is in a batch.
         random = np.random.default_rng(0)
         rows = random.standard_normal((4097, order.card.dimension), dtype=np.float32)
         self._rows: NDArray[np.float32] = rows[0] + np.float32(1e-3) * rows[1:]

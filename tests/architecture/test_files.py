@@ -12,7 +12,7 @@ ENVIRONMENT_READERS = frozenset({"environ", "environb", "getenv", "getenvb", "pu
 
 STARTS = re.compile(r"subprocess\.(Popen|run|call|check_\w+)$|os\.(exec|spawn|posix_spawn|popen|system)")
 STARTERS = {
-    "vectormill/processes/leash.py",  # what `spawn` starts, which then becomes the program
+    "vectormill/processes/parent_death.py",  # what `spawn` starts, which then becomes the program
     "vectormill/processes/lifetimes.py",
     "vectormill/models/card_reader.py",  # with nothing of the environment
     "vectormill/db/backup.py",  # Postgres' own programs

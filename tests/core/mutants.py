@@ -390,14 +390,14 @@ MUTANTS: Final = (
     Mutant(
         "EmbeddingGemma's texts see the padding behind them",
         "worker/model/masks.py",
-        "return is_told and find_family(config.model_type).is_causal and looks_back_alone",
-        "return is_told and find_family(config.model_type).is_causal",
+        "if is_told and find_family(config.model_type).is_causal and looks_back_alone:",
+        "if is_told and find_family(config.model_type).is_causal:",
     ),
     Mutant(
         "padding beyond a window makes no number of a whole text in openvino",
         "worker/model/masks.py",
-        "    return mask | (positions == positions.unsqueeze(1))",
-        "    return mask",
+        "return recorded | (positions == positions.unsqueeze(1))",
+        "return recorded",
     ),
     Mutant(
         "the window of EmbeddingGemma is a token wider on either side",

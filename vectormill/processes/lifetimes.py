@@ -7,7 +7,7 @@ so that `kill -9` of a parent leaves no orphan. There are three traps:
   would be killed when that thread ends. `spawn` therefore forks on one thread that lives as long as the
   process; for children started by other means (multiprocessing), `in_lasting_thread(process.start)` does
   the same.
-- A change of user clears the request, so the child makes it afterwards, in `vectormill.processes.leash`.
+- A change of user clears the request, so the child makes it afterwards, in `vectormill.processes.parent_death`.
   That also needs no preexec_fn, which may deadlock when the parent has threads.
 - The parent may die before the request is made: the child compares its parent's pid with the expected one.
 
@@ -35,7 +35,7 @@ from typing import IO, Any, TypeVar
 
 import psutil
 
-from vectormill.processes import leash
+from vectormill.processes import parent_death
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -56,10 +56,15 @@ def die_with_parent(death_signal: int = signal.SIGTERM, parent_pid: int | None =
     """
     expected = os.getppid() if parent_pid is None else parent_pid
     if sys.platform.startswith("linux"):
-        leash.hold_to_parent(death_signal, expected)
+        parent_death.request_death_signal(death_signal, expected)
     else:
-        watch = (death_signal, expected)
-        threading.Thread(target=_watch_parent, args=watch, name="parent-watch", daemon=True).start()
+
+        def watch_parent() -> None:
+            while os.getppid() == expected:
+                time.sleep(PARENT_WATCH_SECONDS)
+            os.kill(os.getpid(), death_signal)
+
+        threading.Thread(target=watch_parent, name="parent-watch", daemon=True).start()
 
 
 def open_child() -> ProcessPoolExecutor:
@@ -70,12 +75,6 @@ def open_child() -> ProcessPoolExecutor:
         initializer=die_with_parent,
         initargs=(signal.SIGKILL, os.getpid()),
     )
-
-
-def _watch_parent(death_signal: int, parent_pid: int) -> None:
-    while os.getppid() == parent_pid:
-        time.sleep(PARENT_WATCH_SECONDS)
-    os.kill(os.getpid(), death_signal)
 
 
 def spawn(
@@ -97,7 +96,7 @@ def spawn(
     """
     numbers = (os.getpid(), int(death_signal), -1 if uid is None else uid, -1 if gid is None else gid)
     program = shutil.which(argv[0], path=None if env is None else env.get("PATH", os.defpath)) or argv[0]
-    held = [sys.executable, "-I", "-S", leash.__file__, *map(str, numbers), program, *argv[1:]]
+    held = [sys.executable, "-I", "-S", parent_death.__file__, *map(str, numbers), program, *argv[1:]]
 
     def start() -> "subprocess.Popen[bytes]":
         return subprocess.Popen(

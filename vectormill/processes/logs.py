@@ -92,7 +92,18 @@ def begin_logging(
     if log_format != JSON:
         return
     logging.captureWarnings(True)
-    sys.excepthook = _log_last_error
+
+    def log_last_error(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            sys.__excepthook__(kind, error, traceback)
+        else:
+            logging.getLogger(__name__).critical(
+                "Process %d is ending with an error.", os.getpid(), exc_info=(kind, error, traceback)
+            )
+
+    sys.excepthook = log_last_error
 
 
 def chosen_format() -> str:
@@ -110,15 +121,6 @@ def reform_handlers(process: str) -> None:
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
             handler.setFormatter(JsonFormatter(process))
-
-
-def _log_last_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    if issubclass(kind, KeyboardInterrupt):
-        sys.__excepthook__(kind, error, traceback)
-        return
-    logging.getLogger(__name__).critical(
-        "Process %d is ending with an error.", os.getpid(), exc_info=(kind, error, traceback)
-    )
 
 
 MAX_LOG_BYTES = 20 * 1024 * 1024

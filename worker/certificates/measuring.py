@@ -61,7 +61,7 @@ from worker.encoder.choice import (
     find_packing_obstacle,
 )
 from worker.encoder.encoder import AUTO
-from worker.engine.engine import CANARIES, Engine
+from worker.engine.engine import KNOWN_TEXTS, Engine
 from worker.engine.request import EncodeRequest, EncodeResult
 from worker.placement.strategies import REPLICATE, SHARED
 from worker.plan import find_shape, plan_worker
@@ -223,7 +223,7 @@ def measure(
     Raises ModelError if the reference cannot be computed, or if no combination can be measured.
     """
     texts = make_texts(spec, seed)
-    known = [text.encode() for text in CANARIES]
+    known = [text.encode() for text in KNOWN_TEXTS]
     total = len(texts) + len(known)
     library, rows = compute_reference(
         card, spec, [*texts, *known], lambda done: tell("reference", done, total)
@@ -258,7 +258,7 @@ def measure(
         measured_at=format_moment(datetime.now(UTC)),
         known={
             text: row.astype("<f4").tobytes().hex()
-            for text, row in zip(CANARIES, rows[len(texts) :], strict=True)
+            for text, row in zip(KNOWN_TEXTS, rows[len(texts) :], strict=True)
         },
     )
 

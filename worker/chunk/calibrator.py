@@ -53,18 +53,18 @@ class Calibrator:
         if spec.vector_type != INT8 or spec.fingerprint() in self._known:
             return
         with self._lock:
-            if spec.fingerprint() not in self._known:
-                self._calibrate(spec, cancelled)
-                self._known.add(spec.fingerprint())
-
-    def _calibrate(self, spec: EncodingSpec, cancelled: threading.Event) -> None:
-        with self._database.connect() as connection:
-            if find_ranges(connection, spec) is not None:
+            if spec.fingerprint() in self._known:
                 return
-        ranges = measure_space(spec, self._encode, cancelled)
-        with self._database.begin() as connection:
-            keep_ranges(connection, spec, ranges)
-        logger.info("Measured the int8 ranges of %s %s (%s).", spec.model, spec.revision, spec.fingerprint())
+            with self._database.connect() as connection:
+                is_stored = find_ranges(connection, spec) is not None
+            if not is_stored:
+                ranges = measure_space(spec, self._encode, cancelled)
+                with self._database.begin() as connection:
+                    keep_ranges(connection, spec, ranges)
+                logger.info(
+                    "Measured the int8 ranges of %s %s (%s).", spec.model, spec.revision, spec.fingerprint()
+                )
+            self._known.add(spec.fingerprint())
 
 
 def measure_space(

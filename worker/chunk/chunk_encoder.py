@@ -46,8 +46,8 @@ from vectormill.settings import Settings
 from vectormill.tracing import NOTHING, Note, is_tracing, note_past, span
 from worker.chunk.calibrator import Calibrator
 from worker.chunk.commit import PostgresSink
+from worker.chunk.counts import DONE, ChunkCounts, Timesheet
 from worker.chunk.leases import ChunkLease, LeaseKeeper, Quarantine
-from worker.chunk.ledger import DONE, ChunkLedger, Timesheet
 from worker.engine.engine import Engine as EncodingEngine
 from worker.engine.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.identity import WorkerIdentity
@@ -89,7 +89,7 @@ class ChunkEncoder:
         identity: WorkerIdentity,
         settings: Settings,
         on_end: Callable[[], object] = lambda: None,
-        ledger: ChunkLedger | None = None,
+        counts: ChunkCounts | None = None,
         read_period: Callable[[], int | None] = lambda: None,
     ) -> None:
         """Keep what every chunk needs.
@@ -107,7 +107,7 @@ class ChunkEncoder:
         self._identity = identity
         self._settings = settings
         self._on_end = on_end
-        self._ledger = ledger or ChunkLedger()
+        self._counts = counts or ChunkCounts()
         self._read_period = read_period
         self._quarantine = Quarantine()
 
@@ -118,7 +118,7 @@ class ChunkEncoder:
         """
         started = time.monotonic()
         result = self._claim_and_encode(chunk_id, started)
-        self._ledger.note_end(result["outcome"], time.monotonic() - started)
+        self._counts.note_end(result["outcome"], time.monotonic() - started)
         return result
 
     def _claim_and_encode(self, chunk_id: int, started: float) -> Result:
@@ -134,7 +134,7 @@ class ChunkEncoder:
                 )
             if claimed is None:
                 return {"outcome": "duplicate"}
-            self._ledger.note_claim(claimed)
+            self._counts.note_claim(claimed)
             try:
                 claim = claimed.claim
                 names = {"job_id": str(claim.job_id), "chunk_id": claim.chunk_id, "model": claim.spec.model}
@@ -166,7 +166,7 @@ class ChunkEncoder:
             logger.error("Chunk %d was not encoded: %s", claim.chunk_id, error)
             return self._give_up(claim, _HOPELESS[type(error)], str(error))
         except LeaseLost:
-            self._ledger.note_stale_write()
+            self._counts.note_stale_write()
             return {"outcome": "lease lost"}
         except DatabaseUnavailable as error:
             logger.warning("Chunk %d was not committed: %s", claim.chunk_id, error)
@@ -363,7 +363,7 @@ class ChunkEncoder:
             with self._database.begin() as connection:
                 write(connection)
         except LeaseLost:
-            self._ledger.note_stale_write()
+            self._counts.note_stale_write()
             logger.info("Chunk %d was taken over by another worker.", claim.chunk_id)
 
 

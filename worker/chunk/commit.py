@@ -22,7 +22,7 @@ from vectormill.jobs.completion import complete_chunk
 from vectormill.jobs.item import Item, Items
 from vectormill.objects.parts import record_part, write_staged
 from vectormill.ragged import Ragged
-from worker.chunk.ledger import ChunkLedger
+from worker.chunk.counts import ChunkCounts
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,17 @@ _LONGEST_PAUSE_SECONDS = 5.0
 # INDEX, holds its chunk's row, so that the lease cannot be renewed. So the commit stops waiting in time,
 # renews the lease, and waits again.
 LOCK_WAIT_SHARE = 1 / 2  # of a lease
+
+
+class Stopwatch:
+    """The seconds since it was made, and the moment when they were last read."""
+
+    def __init__(self) -> None:
+        self._began = self.read_at = time.monotonic()
+
+    def read(self) -> float:
+        self.read_at = time.monotonic()
+        return self.read_at - self._began
 
 
 class PostgresSink:
@@ -46,13 +57,13 @@ class PostgresSink:
         engine: Engine,
         stopping: threading.Event,
         lease_seconds: float = 30.0,
-        ledger: ChunkLedger | None = None,
+        counts: ChunkCounts | None = None,
         output_roots: Roots = NOWHERE,
     ) -> None:
         self._engine = engine
         self._stopping = stopping
         self._lease_seconds = lease_seconds
-        self._ledger = ledger or ChunkLedger()
+        self._counts = counts or ChunkCounts()
         self._output_roots = output_roots
 
     def commit(
@@ -69,63 +80,42 @@ class PostgresSink:
         COMMIT. Raises LeaseLost, DatabaseUnavailable if the worker is to stop, StorageUnavailable, and database
         errors that a retry does not cure.
         """
-        start = time.monotonic()
-        counted = 0.0
-
-        def read_persist_seconds() -> float:
-            nonlocal counted
-            counted = time.monotonic() - start
-            return counted
-
+        watch = Stopwatch()
         lock_milliseconds = max(1, round(1000 * self._lease_seconds * LOCK_WAIT_SHARE))
         pause = _FIRST_PAUSE_SECONDS
-        outcome, record = self._write_staged(claim, items, encoded, results, outcome)
+        record: Callable[[Connection], object] | None = None
+        if claim.output_url is not None:
+            # The results of a job with an output are staged once, before the commit that makes them count.
+            part, outcome = write_staged(
+                self._engine, claim, Items.of(items), encoded, results, outcome, self._output_roots
+            )
+
+            def record(connection: Connection) -> None:
+                if part is not None:
+                    record_part(connection, claim, part)
+
         try:
             while True:
                 try:
                     with self._engine.begin() as connection:
                         limit_lock_wait(connection, lock_milliseconds)
                         complete_chunk(
-                            connection, claim, items, encoded, results, outcome, read_persist_seconds, record
+                            connection, claim, items, encoded, results, outcome, watch.read, record
                         )
                     break
                 except DATABASE_ERRORS as error:
                     if not is_outage(error):
                         raise
                     logger.warning("Chunk %d could not be committed; retrying: %s", claim.chunk_id, error)
-                    self._ledger.note_wait(claim.chunk_id, describe_refusal(error))
+                    self._counts.note_wait(claim.chunk_id, describe_refusal(error))
                 if self._was_committed(claim):
                     break
                 if self._stopping.wait(pause):
                     raise DatabaseUnavailable
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         finally:
-            self._ledger.note_wait(claim.chunk_id, None)
-        return time.monotonic() - start - counted
-
-    def _write_staged(
-        self,
-        claim: Claim,
-        items: Sequence[Item],
-        encoded: npt.NDArray[np.int64],
-        results: Ragged,
-        outcome: ChunkOutcome,
-    ) -> tuple[ChunkOutcome, Callable[[Connection], object] | None]:
-        """Stage the results of a job with an output, once, before the commit that makes them count.
-
-        Return the outcome and the function that records the part; None for a job whose results go into Postgres.
-        """
-        if claim.output_url is None:
-            return outcome, None
-        part, outcome = write_staged(
-            self._engine, claim, Items.of(items), encoded, results, outcome, self._output_roots
-        )
-
-        def record(connection: Connection) -> None:
-            if part is not None:
-                record_part(connection, claim, part)
-
-        return outcome, record
+            self._counts.note_wait(claim.chunk_id, None)
+        return time.monotonic() - watch.read_at
 
     def _was_committed(self, claim: Claim) -> bool:
         """Return True if the chunk is done under our fence: it was committed and only the answer was lost.

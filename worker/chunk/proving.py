@@ -71,10 +71,9 @@ class Prover:
         return self._period
 
     def prove(self) -> str | None:
-        """Ask for a proof, and end the period by it. Return what is wrong, or None if there was no answer.
+        """Re-encode known texts to verify the model process. Return the fault, or None if it did not answer.
 
-        The next period begins before the known texts are encoded: what is computed after them is not in the
-        period that they vouch for.
+        Later results belong to the next period, which begins before the known texts are encoded.
         """
         before, num_restarts = self._period, self._num_restarts
         self._is_used = False

@@ -31,7 +31,7 @@ from worker.devices.device import Device
 from worker.encoder.choice import FP32
 from worker.encoder.encoder import EncoderOrder, EncoderReport, find_changes
 from worker.engine.executor import Executor, ExecutorTimeouts, Proof
-from worker.engine.in_flight import Canary
+from worker.engine.in_flight import KnownTexts
 from worker.engine.request import EncodeRequest, EncodeResult, wait_unless_cancelled
 from worker.engine.request_queue import QUERY_PLACES, Admission, RequestQueue, Ticket
 from worker.engine.reuse import VectorReuse
@@ -51,9 +51,9 @@ logger = logging.getLogger(__name__)
 DEFAULT_FACTORY: Final = "worker.encoder.backends:load_encoder"
 COLLECTIVE_GRACE_SECONDS: Final = 60.0
 # The texts that a model process encodes to show that it still works (worker.engine.in_flight).
-CANARY: Final = "A canary that still sings tells the miners that the air is good."
-CANARIES: Final = (
-    CANARY,
+KNOWN_TEXT: Final = "A canary that still sings tells the miners that the air is good."
+KNOWN_TEXTS: Final = (
+    KNOWN_TEXT,
     "short",
     "SELECT name, price FROM products WHERE stock > 0 ORDER BY price LIMIT 10;",
     "Les canaris chantent encore, et l'air de la mine est bon.",
@@ -62,12 +62,6 @@ CANARIES: Final = (
     "The first canary was carried down in a wooden cage, the second in one of brass, and the third was let out of it "
     "to fly along the seam, for the miners had learned to trust its eyes as much as its lungs.",
 )
-
-
-def make_canaries(task: WorkerTask) -> Batch:
-    """Return a batch of the known texts as the task's model reads them."""
-    texts = [task.make_known_inputs(text) for text in CANARIES]
-    return Batch({name: Ragged.join([text[name] for text in texts]) for name in texts[0]})
 
 
 class Engine:
@@ -110,6 +104,8 @@ class Engine:
         self._words = WordTally()
         self._tasks = make_tasks(card, lambda: self._gives_vectors, self._words, device.num_tokenizer_threads)
         self._own = own = next(iter(self._tasks.values()))
+        inputs = [own.make_known_inputs(text) for text in KNOWN_TEXTS]
+        known = Batch({name: Ragged.join([each[name] for each in inputs]) for name in inputs[0]})
         limits = BatchLimits(self._tuner.max_batch_tokens(1))
         self._queue = RequestQueue(
             limits, self._tuner.max_batch_tokens, longest_text_tokens=longest_text_tokens
@@ -150,7 +146,7 @@ class Engine:
             ),
             self._queue,
             self._tuner,
-            Canary(make_canaries(own), self._find_flaw),
+            KnownTexts(known, self._find_flaw),
             self._adopt,
             display,
         )

@@ -22,7 +22,7 @@ from typing import Final
 
 from vectormill.domain.errors import ModelError
 from worker.encoder.encoder import EncoderReport
-from worker.engine.in_flight import Canary, InFlight
+from worker.engine.in_flight import InFlight, KnownTexts
 from worker.engine.request_queue import RequestQueue
 from worker.engine.tuner import Tuner
 from worker.loading import LoadingDisplay
@@ -61,7 +61,7 @@ OnLoaded = Callable[[EncoderReport, MemoryReport | None], None]
 
 
 class Executor:
-    """Runs one replica of the model. `canary` is a batch that the model is known to encode."""
+    """Runs one replica of the model. The model can encode the `known` texts."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Executor:
         timeouts: ExecutorTimeouts,
         queue: RequestQueue,
         tuner: Tuner,
-        canary: Canary,
+        known: KnownTexts,
         on_loaded: OnLoaded,
         display: LoadingDisplay | None = None,
     ) -> None:
@@ -77,7 +77,7 @@ class Executor:
         self._name = starter.order.card.name
         self._timeouts = timeouts
         self._queue = queue
-        self._in_flight = InFlight(queue, tuner, canary, starter.order.card.dimension)
+        self._in_flight = InFlight(queue, tuner, known, starter.order.card.dimension)
         self._on_loaded = on_loaded
         self._display = display or LoadingDisplay(self._name)
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
@@ -89,7 +89,7 @@ class Executor:
         self._asked: Queue[Proof] = Queue()  # proofs that were asked for
         self._proofs: list[Proof] = []  # those that the runner is giving
         self._runner: AnyRunner | None = None
-        self._is_loaded = False  # whether any runner has loaded the model and encoded the canary
+        self._is_loaded = False  # whether any runner has loaded the model and encoded the known texts
         self._backend = ""  # the backend that loads the model, once the process has named it
         self.num_restarts = 0
         self.state = LOADING
@@ -190,7 +190,7 @@ class Executor:
     def _wait_until_loaded(self, runner: AnyRunner) -> bool:
         """Wait until the model is loaded. Return False if the executor was stopped in the meantime."""
         deadline = time.monotonic() + self._timeouts.load_seconds
-        while not (message := self._hear_loading(runner, deadline)):
+        while not (message := self._receive_loading(runner, deadline)):
             if self._stopping.is_set():
                 runner.kill()  # the process would notice the closed pipe only after it has loaded
                 return False
@@ -212,7 +212,7 @@ class Executor:
         return True
 
     def _wait_until_sound(self, runner: AnyRunner) -> bool:
-        """Wait until every stream has encoded the canary.
+        """Wait until every stream has encoded the known texts.
 
         Return False if the executor was stopped in the meantime.
         """
@@ -223,9 +223,9 @@ class Executor:
             self._step(runner, "encoding a known text", self._timeouts.load_seconds)
         return True
 
-    def _hear_loading(self, runner: AnyRunner, deadline: float) -> object | None:
+    def _receive_loading(self, runner: AnyRunner, deadline: float) -> object | None:
         """Return the message that ends loading; None while loading goes on. Show its progress."""
-        for message in self._listen(runner, deadline):
+        for message in self._receive(runner, deadline):
             if not isinstance(message, Reading):
                 return message
             if message.backend:
@@ -238,7 +238,8 @@ class Executor:
         """Send what the runner has room for, and process its messages.
 
         Return when the runner has sent a message, when there is new work, or when a batch that is not full
-        should be sent. Raise RunnerLost if `what` the runner computes has taken more than `seconds`.
+        should be sent. Raise RunnerLost if the runner cannot encode a known text, or if `what` it computes has
+        taken more than `seconds`.
         """
         in_flight = self._in_flight
         if not (self._asked.empty() or in_flight.check.is_open):
@@ -246,35 +247,31 @@ class Executor:
             in_flight.prove()
         while (batch := in_flight.next_message()) is not None:
             runner.send(batch)
-        said = self._listen(runner, min(in_flight.find_deadline(seconds), in_flight.ask_again_at()))
-        for message in said:
-            in_flight.hear(message)
+        messages = self._receive(runner, min(in_flight.find_deadline(seconds), in_flight.ask_again_at()))
+        for message in messages:
+            in_flight.receive(message)
         if not in_flight.check.is_open:
             self._answer("")
-        self._look_after(runner, what, seconds, is_silent=not said)
-
-    def _look_after(self, runner: AnyRunner, what: str, seconds: float, *, is_silent: bool) -> None:
-        """Raise RunnerLost if the runner cannot encode a known text or has been silent for too long."""
-        if flaw := self._in_flight.check.flaw:
+        if flaw := in_flight.check.flaw:
             raise RunnerLost(f"it cannot encode a known text ({flaw})", is_sick=True)
-        if is_silent and time.monotonic() >= self._in_flight.find_deadline(seconds):
-            self._in_flight.suspect_overdue(seconds)
+        if not messages and time.monotonic() >= in_flight.find_deadline(seconds):
+            in_flight.suspect_overdue(seconds)
             raise self._abandon(runner, f"{what} took more than {seconds:g} s")
 
-    def _listen(self, runner: AnyRunner, deadline: float) -> list[object]:
+    def _receive(self, runner: AnyRunner, deadline: float) -> list[object]:
         """Wait for the runner's messages until the deadline and return them.
 
         The list is empty if only new work arrived, or if the other ranks have not answered yet.
         """
         timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
-        has_spoken = False
+        has_message = False
         for key, _ in self._selector.select(timeout):
             if key.fileobj is self._wake_reader:
                 os.read(self._wake_reader.fileno(), 1)
                 self._is_woken.clear()
             else:
-                has_spoken = True
-        return runner.receive() if has_spoken else []
+                has_message = True
+        return runner.receive() if has_message else []
 
     def _watch(self, runner: AnyRunner) -> None:
         """Watch this runner with one selector for its whole life. One per message would cost more."""
@@ -297,7 +294,7 @@ class Executor:
     def _kill(self, runner: AnyRunner) -> None:
         """Kill the runner. Process its last messages, so that a finished batch does not become suspect."""
         for message in runner.kill():
-            self._in_flight.hear(message)
+            self._in_flight.receive(message)
 
     def _recover(self, loss: RunnerLost) -> None:
         """Keep the lost runner's batches for the next one.

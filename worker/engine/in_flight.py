@@ -1,14 +1,14 @@
 """InFlight keeps the batches of one executor from the moment they are taken until their outcome is known.
 
 It holds the batches that are with the runner, those that will be sent again, and those that failed and wait for
-the canary's result. It decides what the runner gets next, and which text is to blame when a batch fails or a process
-is lost. It does not start, call or end any process.
+the result of known texts. It decides what the runner gets next, and which text is to blame when a batch fails or a
+process is lost. It does not start, call or end any process.
 
-The canary is a batch of texts whose results have been known since the model was first loaded; encoding it shows
-that the process is sound. After a failed batch, nobody knows whether a text was to blame or the process is sick: after
+The results of known texts are those of when the model was first loaded; encoding them again shows that the process
+is sound. After a failed batch, nobody knows whether a text was to blame or the process is sick: after
 running out of memory, openvino fails with every batch or confuses the shapes of one batch with those of
 another, and oneDNN can create no kernel any more. So neither the failure nor any later result is trusted
-before every stream has encoded the canary again.
+before every stream has encoded the known texts again.
 
 A failed batch is tried again in many parts, because a failure may end the process: of up to 65 texts, k bad ones
 cost k + 1 loads of the model, and the others are encoded. Texts that need too much memory cost two loads for
@@ -54,19 +54,19 @@ SICKENED_BY_ONE: Final = 2
 # If this share of a device's memory was in use before its process was killed, some guard of memory is assumed
 # to have killed it before the kernel had to.
 NEARLY_ALL_MEMORY: Final = 0.95
-# A process that can create no new kernel still has kernels for shapes that it has seen. So each canary has
-# another shape, with one row more than the one before. With this many shapes, no library keeps them all.
+# A process that can create no new kernel still has kernels for shapes that it has seen. So each batch of known texts
+# has another shape, with one row more than the one before. With this many shapes, no library keeps them all.
 MOST_ROWS: Final = 64
-# The number of canaries, beyond one for each stream, for a process that replaces a sick one.
+# The number of batches of known texts, beyond one for each stream, for a process that replaces a sick one.
 NUM_MORE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Canary:
+class KnownTexts:
     """A batch of known texts, and a function that finds errors in their results.
 
-    `find_flaw(results, expected)` compares rows of one text with the values that an earlier canary returned. The
-    task knows which differences matter.
+    `find_flaw(results, expected)` compares rows of one text with the values that it had before. The task knows which
+    differences matter.
     """
 
     batch: Batch
@@ -83,14 +83,14 @@ class FailedBatch:
 
 
 @dataclass(slots=True)
-class CanaryCheck:
-    """The canaries of one process, and the outcomes that are withheld until every stream has encoded one.
+class HealthCheck:
+    """The check of one process by known texts, and the outcomes that are withheld until every stream has encoded them.
 
     `flaw` says what was wrong with a result. Once it is set, no result of this process is trusted. `has_turned`
     says that a result was another one, while a batch that failed alone says nothing about earlier results.
     """
 
-    canary: Canary
+    known: KnownTexts
     num_due: int = 0  # batches that are still to be sent
     numbers: dict[int, Batch] = field(default_factory=dict)  # the batches that are with the process
     flaw: str = ""
@@ -112,41 +112,35 @@ class CanaryCheck:
         """Start the check of a newly loaded process. Later results are compared with its first.
 
         A process that runs the same encoder as the one before it is compared with that one's: it may have read
-        the weights of a damaged file. After a sick process more canaries are sent, so that no text is blamed for a
+        the weights of a damaged file. After a sick process more batches are sent, so that no text is blamed for a
         fault that occurs without it.
         """
         self._expected = self._expected if is_same else []
-        self._num_rows, self.flaw, self.has_turned = len(self.canary.batch) - 1, "", False
+        self._num_rows, self.flaw, self.has_turned = len(self.known.batch) - 1, "", False
         self.numbers.clear()
         self.num_due = 1 + num_streams + NUM_MORE * is_in_doubt
 
     def doubt(self, num_streams: int) -> None:
-        """Start a check after a failed batch.
-
-        Canaries already on their way may have been encoded before it.
-        """
+        """Start a check after a failed batch. Known texts already on their way may have been encoded before it."""
         self.num_due = num_streams
 
     def next_batch(self, number: int) -> Batch:
         self.num_due -= 1
-        num_texts = len(self.canary.batch)
+        num_texts = len(self.known.batch)
         self._num_rows = max(num_texts, self._num_rows % MOST_ROWS + 1)
-        self.numbers[number] = batch = self.canary.batch.take(np.arange(self._num_rows) % num_texts)
+        self.numbers[number] = batch = self.known.batch.take(np.arange(self._num_rows) % num_texts)
         return batch
 
-    def hear(self, number: int, results: Ragged) -> None:
+    def compare(self, number: int, results: Ragged) -> None:
+        """Compare the results of a batch of known texts with the first ones."""
         self.numbers.pop(number, None)
-        num_texts = len(self.canary.batch)
+        num_texts = len(self.known.batch)
         if not self._expected:
             self._expected = [results.row(place).copy() for place in range(num_texts)]
         for place, expected in enumerate(self._expected):
             rows = results.take(np.arange(place, len(results), num_texts))
-            if flaw := self.canary.find_flaw(rows, expected):
+            if flaw := self.known.find_flaw(rows, expected):
                 self.flaw, self.has_turned = self.flaw or flaw, True
-
-    def hear_failure(self, number: int, reason: str) -> None:
-        self.numbers.pop(number, None)
-        self.flaw = self.flaw or reason
 
     def end(self) -> None:
         """End the check without a result, because the process has ended."""
@@ -157,14 +151,14 @@ class CanaryCheck:
 class InFlight:
     """The batches in flight and the decisions about their outcomes. Used by the executor's thread only.
 
-    `canary` is a batch that the model is known to encode; `dimension` is that of the model's vectors, if it
+    The model can encode the `known` texts; `dimension` is that of the model's vectors, if it
     returns vectors.
     """
 
-    def __init__(self, queue: RequestQueue, tuner: Tuner, canary: Canary, dimension: int) -> None:
+    def __init__(self, queue: RequestQueue, tuner: Tuner, known: KnownTexts, dimension: int) -> None:
         self._queue = queue
         self._tuner = tuner
-        self.check = CanaryCheck(canary)
+        self.check = HealthCheck(known)
         self._model_dimension = dimension
         self._dimension: int | None = None  # of the results, if they are vectors
         self.outstanding: dict[int, OwnedBatch] = {}  # batches that are with the runner, by number
@@ -205,7 +199,7 @@ class InFlight:
         )
 
     def next_message(self) -> Encode | None:
-        """Return the next message for the runner, with a canary or a batch; None if the runner has enough.
+        """Return the next message for the runner, with known texts or a batch; None if the runner has enough.
 
         The batch counts as sent at once, so that it is not forgotten if the runner dies while it is sent.
         """
@@ -256,7 +250,7 @@ class InFlight:
         begun_before = time.monotonic() - seconds
         self.started = {number: at for number, at in self.started.items() if at <= begun_before}
 
-    def hear(self, message: object) -> None:
+    def receive(self, message: object) -> None:
         """Process the runner's message about a batch.
 
         Outcomes are matched by number, since urgent batches overtake.
@@ -264,14 +258,14 @@ class InFlight:
         self.heard_at = time.monotonic()
         if isinstance(message, Encoded):
             self._last_seconds = message.seconds
-        if isinstance(message, Encoded) and (
-            misfit := find_misfit(message.results, self._find_dimension(message))
-        ):
-            message = EncodeFailed(message.number, misfit)
+            work = self.outstanding.get(message.number)
+            has_vectors = (self.check.known.batch if work is None else work.batch).outputs is None
+            if misfit := find_misfit(message.results, self._dimension if has_vectors else None):
+                message = EncodeFailed(message.number, misfit)
         if isinstance(message, Started):
             self.started[message.number] = self.heard_at
         elif isinstance(message, Encoded | EncodeFailed) and message.number in self.check.numbers:
-            self._hear_canary(message)
+            self._receive_known(message)
         elif isinstance(message, Encoded):
             work = self._end(message.number)
             if self.check.is_open:
@@ -291,23 +285,18 @@ class InFlight:
         if len(work.sequences) > 1 or not work.num_failures:
             self._tuner.observe_out_of_memory(work, reason)
 
-    def _find_dimension(self, message: Encoded) -> int | None:
-        """Return the dimension of the results of a batch; None if these are no vectors."""
-        work = self.outstanding.get(message.number)
-        batch = self.check.canary.batch if work is None else work.batch
-        return self._dimension if batch.outputs is None else None
-
-    def _hear_canary(self, message: Encoded | EncodeFailed) -> None:
+    def _receive_known(self, message: Encoded | EncodeFailed) -> None:
         self.started.pop(message.number, None)
         self._tuner.note(self.check.numbers[message.number])
         if isinstance(message, Encoded):
-            self.check.hear(message.number, message.results)
+            self.check.compare(message.number, message.results)
         else:
-            self.check.hear_failure(message.number, message.reason)
+            del self.check.numbers[message.number]
+            self.check.flaw = self.check.flaw or message.reason
         if not self.check.is_open:
-            self._believe()
+            self._settle()
 
-    def _believe(self, *, is_ended: bool = False) -> None:
+    def _settle(self, *, is_ended: bool = False) -> None:
         """Deliver withheld results and judge failed batches, because the runner has proved sound.
 
         A batch is tried again in parts, and its only sequence until it has failed often enough. If a failure has ended
@@ -370,8 +359,8 @@ class InFlight:
             self._retry_failed()
             return
         if loss.failed is not None:
-            self.hear(loss.failed)
-            self._believe(is_ended=True)
+            self.receive(loss.failed)
+            self._settle(is_ended=True)
             return
         self._return(*(failed.work for failed in self.check.failed))
         self.check.failed = []
@@ -385,7 +374,7 @@ class InFlight:
                 self._observe_out_of_memory(work, str(loss))
         if is_exhausted and len(works) == 1:
             self.check.failed.append(FailedBatch(works[0], OUT_OF_MEMORY, str(loss)))
-            self._believe(is_ended=True)
+            self._settle(is_ended=True)
         elif is_exhausted and any(len(work.sequences) > 1 for work in works):
             self._return(*(part for work in works for part in work.parts()))
         elif len(works) == 1:

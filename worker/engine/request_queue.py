@@ -55,7 +55,9 @@ class Admission:
         Raises EncodingCancelled or EngineStopped if either happens during the wait.
         """
         with self._changed:
-            while not self._changed.wait_for(self._has_room, CANCEL_POLL_SECONDS):
+            while not self._changed.wait_for(
+                lambda: self.num_free > 0 and self._num_tokens < self._max_tokens(), CANCEL_POLL_SECONDS
+            ):
                 if cancelled.is_set():
                     raise EncodingCancelled
                 if not is_running():
@@ -69,9 +71,6 @@ class Admission:
                 self.num_free += 1
                 self._num_tokens -= num_tokens
                 self._changed.notify_all()
-
-    def _has_room(self) -> bool:
-        return self.num_free > 0 and self._num_tokens < self._max_tokens()
 
 
 class Ticket:
@@ -308,14 +307,12 @@ class RequestQueue:
             # As longer ones may fail, what is known to fit is learned first.
             self._pool.begins_short = self._longest.is_lowered(now)
             sequences = self._pool.take(now, is_runner_idle=is_runner_idle, only_urgent=only_urgent)
-            return self._make_work(sequences)
+            return self._make_work(sequences) if len(sequences) else None
 
     def ask_again_at(self) -> float | None:
         return self._pool.hold_end
 
-    def _make_work(self, sequences: Sequences) -> OwnedBatch | None:
-        if not len(sequences):
-            return None
+    def _make_work(self, sequences: Sequences) -> OwnedBatch:
         sequences = sequences.sorted_by_request()  # so that each request's rows can be copied in one step
         runs = [(self._tickets[request], rows) for request, rows in sequences.by_request()]
         gathered = [ticket.gather(sequences.positions[rows]) for ticket, rows in runs]
@@ -339,7 +336,12 @@ class RequestQueue:
         with self._lock:
             parts = self._pool.drain()
             for work in works:
-                if work.is_doubtful and self._is_within_limits(work):
+                # The limits for batches or texts may have become lower since the batch was built.
+                is_short = work.batch.max_length <= self._longest.find(self._clock())
+                is_small = len(work.batch) == 1 or (
+                    self._pool.cost_of(work.sequences) <= self._pool.budget(work.length)
+                )
+                if work.is_doubtful and is_short and is_small:
                     kept.append(work)
                 else:
                     sequences = work.sequences
@@ -348,12 +350,6 @@ class RequestQueue:
                     ]
             self._put_back(parts)
         return kept
-
-    def _is_within_limits(self, work: OwnedBatch) -> bool:
-        """Return False if the limits for batches or texts have become lower since this batch was built."""
-        if work.batch.max_length > self._longest.find(self._clock()):
-            return False
-        return len(work.batch) == 1 or self._pool.cost_of(work.sequences) <= self._pool.budget(work.length)
 
     def _put_back(self, parts: list[tuple[int, NDArray[np.int32]]]) -> None:
         """Add these positions of requests to the empty pool again, oldest request first."""

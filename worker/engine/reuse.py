@@ -11,7 +11,7 @@ once, and no Python step is taken for each sequence.
 
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Final
@@ -75,7 +75,11 @@ class VectorReuse:
         mark = int.from_bytes(blake2b(given.encode(), digest_size=8).digest())
         sums[:] = _mix(np.uint64(mark) ^ ~self._keys)
         for number, name in enumerate(sorted(inputs)):
-            for start, end in _cut_blocks(inputs[name].offsets):
+            # Ranges of rows with about BLOCK_TOKENS tokens each; a longer row is a separate range.
+            offsets = inputs[name].offsets
+            ends = np.arange(offsets[0] + BLOCK_TOKENS, offsets[-1], BLOCK_TOKENS)
+            cuts = np.unique(np.concatenate(([0], np.searchsorted(offsets, ends), [len(offsets) - 1])))
+            for start, end in pairwise(cuts.tolist()):
                 self._add_digests(sums[start:end], inputs[name].part(start, end), number)
         return sums[rows]
 
@@ -167,10 +171,3 @@ def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
         words *= factor
     words ^= words >> _SHIFTS[2]
     return words
-
-
-def _cut_blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows with about BLOCK_TOKENS tokens each; a longer row is a separate range."""
-    ends = np.arange(offsets[0] + BLOCK_TOKENS, offsets[-1], BLOCK_TOKENS)
-    cuts = np.unique(np.concatenate(([0], np.searchsorted(offsets, ends), [len(offsets) - 1])))
-    yield from pairwise(cuts.tolist())

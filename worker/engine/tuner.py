@@ -1,11 +1,14 @@
 """Tuner chooses how large batches may be, from the model's files, the time of batches and the memory in use.
 
+BatchMemory predicts the memory that batches take on each device, and corrects that by what they really take.
+
 It passes these to the TokenBudget, which decides, and knows nothing about texts or chunks. The executor's
 thread calls `max_batch_tokens` and the observe methods; any thread may call `describe`.
 """
 
 import logging
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
@@ -15,8 +18,18 @@ from worker.batching.batch import Batch, OwnedBatch
 from worker.batching.budget import SMALLEST_TOKENS, BudgetRules, TokenBudget
 from worker.batching.cost import BatchCost, LengthBuckets, find_quadratic_length
 from worker.devices.device import CPU, Device
+from worker.encoder.choice import find_arithmetic
 from worker.encoder.encoder import EncoderReport, find_changes
-from worker.engine.batch_memory import BatchMemory
+from worker.placement.footprint import (
+    VALUE_BYTES,
+    WHOLE,
+    Footprint,
+    count_results,
+    list_shares,
+    make_footprint,
+)
+from worker.placement.placement import Replica
+from worker.placement.strategies import STRATEGIES
 from worker.runner.memory import MemoryReport
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
@@ -43,6 +56,13 @@ LEAST_TOKENS_IN_FLIGHT: Final = 3 * LARGEST_CHUNK_TOKENS
 _MOST_TOKENS_IN_FLIGHT: Final = (1 << 31) - 1  # the largest integer of Postgres
 
 NO_MEMORY: Final = MemoryReport(0, 0, 0, 0.0)
+# A batch tells how well its memory was predicted if it was to take this share of what is free. In a smaller one, what
+# kernels take whatever its size weighs more.
+LEAST_SHARE: Final = 1 / 4
+# A correction loses this share with each report of batches that took less: half of it in three minutes.
+FADING: Final = 0.001
+# A factor by which what was logged has to be exceeded, so that not every other batch is logged.
+SMALLEST_CHANGE: Final = 1.02
 
 
 class Tuner:
@@ -93,10 +113,7 @@ class Tuner:
         # A query waits for a batch in each stage and one ahead, of which the last passes through all stages, if all of
         # them came at once.
         self._budget.longest_seconds = self._query_timeout_seconds / (2 * report.num_stages + 1)
-        self._bound(report)
-
-    def _bound(self, report: EncoderReport) -> None:
-        """Limit batches to the memory below the high watermark that is free once the weights are loaded."""
+        # Limit batches to the memory below the high watermark that is free once the weights are loaded.
         self._budget.forget_bound()
         self._predicted = BatchMemory(self._card, report, self._devices, self._replica)
         if not self._predicted.footprints or self._memory is None:
@@ -147,7 +164,7 @@ class Tuner:
         if memory is not None:
             self._memory = memory
             if self._free_bytes and self._predicted is not None:
-                self._predicted.hear(memory)
+                self._predicted.correct(memory)
                 self._budget.largest_batch_tokens = self._predicted.bound(self._free_bytes)
             if self._budget.observe_memory(memory.used_share):
                 logger.warning(
@@ -268,3 +285,103 @@ def find_batch_cost(card: ModelCard, report: EncoderReport) -> BatchCost:
     buckets = None if longest is None else LengthBuckets(longest)
     tile_tokens = report.tile_tokens
     return BatchCost(quadratic_length, buckets, holds_squares, pads=not tile_tokens, tile_tokens=tile_tokens)
+
+
+class BatchMemory:
+    """The memory of batches on each device. Without a replica the model is whole on the one device.
+
+    `footprints` is empty if the model's files do not state its sizes: then only errors and watermarks limit batches.
+    On devices whose allocator tells what tensors took, a large batch that took more than was predicted corrects all
+    predictions for that device by the same factor, which fades while others take less.
+    """
+
+    def __init__(
+        self, card: ModelCard, report: EncoderReport, devices: Sequence[Device], replica: Replica | None
+    ) -> None:
+        self.footprints = _predict(card, report, devices, replica)
+        is_divided = replica is not None and STRATEGIES[replica.strategy].divides_batches
+        self._num_parts = len(devices) if is_divided else 1
+        self._pads = not report.is_packed
+        self._names = [device.name for device in devices]
+        self._excess = [1.0] * len(devices)
+        self._logged = list(self._excess)
+        self._free_bytes: Sequence[int] = ()
+        # The largest prediction for each device since the last report; and for the report before, what tensors took and
+        # what was predicted. A batch that is queued takes memory before it is done, when the next report has it.
+        self._predicted = [0] * len(devices)
+        self._before: list[tuple[int, int]] = [(0, 0)] * len(devices)
+
+    def bound(self, free_bytes: Sequence[int]) -> Callable[[int], int]:
+        """Return a function from a length to the most tokens that a batch of such texts may have.
+
+        The device on which least fits decides. Ranks that encode different texts have parts that are cut between
+        sequences, so that where none is padded a part may have almost a sequence more than its share.
+        """
+        self._free_bytes = free_bytes
+        free = [int(each / excess) for each, excess in zip(free_bytes, self._excess, strict=False)]
+
+        def largest_batch_tokens(length: int) -> int:
+            part = min(
+                need.largest_batch_tokens(each, length)
+                for need, each in zip(self.footprints, free, strict=False)
+            )
+            uneven = 0 if self._pads or self._num_parts == 1 else length
+            return max(SMALLEST_TOKENS, part, self._num_parts * (part - uneven))
+
+        return largest_batch_tokens
+
+    def note(self, num_tokens: int, length: int) -> None:
+        """Remember a batch that has ended: `num_tokens`, padding included, in texts of at most `length`."""
+        num_sequences = -(-num_tokens // (length * self._num_parts))
+        self._predicted = [
+            max(most, need.predict_batch_bytes(num_sequences, length))
+            for need, most in zip(self.footprints, self._predicted, strict=False)
+        ]
+
+    def correct(self, memory: MemoryReport) -> None:
+        """Compare what tensors took with what was predicted, and correct the predictions."""
+        reports = memory.ranks or (memory,)
+        for place, (need, report) in enumerate(zip(self.footprints, reports, strict=False)):
+            taken, predicted = self._before[place]
+            self._before[place] = report.device_bytes - need.weight_bytes, self._predicted[place]
+            most, excess = max(predicted, self._predicted[place]), self._excess[place]
+            if not predicted or most * excess < LEAST_SHARE * self._free_bytes[place]:
+                continue
+            self._excess[place] = max(1.0, taken / most, (1 - FADING) * excess)
+            if taken > SMALLEST_CHANGE * most * self._logged[place]:
+                self._logged[place] = taken / most
+                logger.warning(
+                    "A batch took %.2f times the memory that was predicted on %s; batches are smaller while they do.",
+                    taken / most,
+                    self._names[place],
+                )
+        self._predicted = [0] * len(self._predicted)
+
+
+def _predict(
+    card: ModelCard, report: EncoderReport, devices: Sequence[Device], replica: Replica | None
+) -> list[Footprint]:
+    precision = report.precision.value if report.precision.value in VALUE_BYTES else "fp32"
+    shares = [WHOLE]
+    if replica is not None:
+        layers = [stage.num_layers for stage in replica.stages]
+        shares = list_shares(replica.strategy, layers, len(devices), replica.num_offloaded)
+    try:
+        return [
+            make_footprint(
+                card.find_shape(),
+                precision,
+                report.attention,
+                arithmetic=find_arithmetic(precision, device),
+                share=share,
+                kind=device.kind,
+                memory_bytes=device.memory_bytes,
+                results=count_results(card),
+            )
+            for share, device in zip(shares, devices, strict=True)
+        ]
+    except ModelError as error:
+        logger.warning(
+            "The memory that batches need is unknown, so their size is found by trial and error: %s", error
+        )
+        return []

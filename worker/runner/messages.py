@@ -16,8 +16,8 @@ URGENT_BATCHES_AHEAD: Final = 2
 # milliseconds until the kernels of the next are launched. This is not done after a batch that takes longer
 # than this, since an urgent batch would have to wait for both.
 LONGEST_QUEUED_SECONDS: Final = 0.2
-# The number of canaries after a load, in addition to one for each stream (worker.engine.in_flight).
-CANARIES_AHEAD: Final = 5
+# The number of batches of known texts after a load, in addition to one for each stream (worker.engine.in_flight).
+KNOWN_BATCHES_AHEAD: Final = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ class Runner:
     def receive(self) -> list[Any]:
         """Wait for the next message. Raise RunnerLost if the process has ended or stops amid a message."""
         try:
-            return [self._hear()]
+            return [self._receive_one()]
         except BlockingIOError as error:
             raise RunnerLost(
                 f"the model process has paused in the middle of a message for {RECEIVE_TIMEOUT_SECONDS} s"
@@ -188,10 +188,10 @@ class Runner:
         unread: list[Any] = []
         with contextlib.suppress(EOFError, OSError), self.connection:
             while self.connection.poll():  # also true at the end of the pipe
-                unread.append(self._hear())
+                unread.append(self._receive_one())
         return unread
 
-    def _hear(self) -> Any:
+    def _receive_one(self) -> Any:
         """Receive a message. Free the block of a finished batch when its results are dropped.
 
         If the results came through the pipe, the block is free at once.
@@ -204,19 +204,15 @@ class Runner:
         return message
 
     def _find_loss(self) -> RunnerLost:
-        reason = self._describe_end()
-        status = self._process.returncode
-        num_kills = count_oom_kills()
-        if status == -signal.SIGKILL and num_kills is not None and num_kills > (self._num_kills or 0):
-            return RunnerLost(f"{reason}, by the kernel for lack of memory", is_exhausted=True)
-        return RunnerLost(reason, is_foreign=status is not None and -status in FOREIGN_SIGNALS)
-
-    def _describe_end(self) -> str:
         """Return how the process ended, after its pipe has broken."""
         try:
             status = self._process.wait(STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            return "the model process closed its pipe but did not exit"
-        if status < 0:
-            return f"the model process was killed by {signal.Signals(-status).name}"
-        return f"the model process exited with status {status}"
+            return RunnerLost("the model process closed its pipe but did not exit")
+        if status >= 0:
+            return RunnerLost(f"the model process exited with status {status}")
+        reason = f"the model process was killed by {signal.Signals(-status).name}"
+        num_kills = count_oom_kills()
+        if status == -signal.SIGKILL and num_kills is not None and num_kills > (self._num_kills or 0):
+            return RunnerLost(f"{reason}, by the kernel for lack of memory", is_exhausted=True)
+        return RunnerLost(reason, is_foreign=-status in FOREIGN_SIGNALS)

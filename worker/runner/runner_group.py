@@ -6,7 +6,7 @@ have sent data that the next batch would take for its own.
 
 Batches are encoded in the order in which the executor sends them. Every pipe gets the same batches in that
 order, a rank's reader passes them on as they come (worker.runner.runner_process), and the rank's only stream
-starts them in that order. No rank lets a batch overtake, not even a canary, since it cannot know what the
+starts them in that order. No rank lets a batch overtake, not even one of known texts, since it cannot know what the
 others have started. So an urgent batch overtakes only what was not sent: besides the batches that the ranks
 compute, one for each stage, they have the next one, and where they queue short batches, one more. The group
 knows nothing about strategies.
@@ -23,7 +23,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from vectormill.ragged import Ragged
-from worker.encoder.encoder import EncoderReport
 from worker.runner.memory import MemoryReport, join_reports
 from worker.runner.messages import (
     Encode,
@@ -67,7 +66,7 @@ class RunnerGroup:
         self._failures: list[tuple[int, EncodeFailed]] = []  # rank and failure
         self._memories: dict[int, MemoryReport] = {}  # reports by rank, since the last joint report
         self._begun: deque[int] = deque()  # batches that some rank has started and not all have ended
-        self._said: list[Any] = []  # messages of the group that `receive` has not returned yet
+        self._messages: list[Any] = []  # messages of the group that `receive` has not returned yet
 
     @property
     def connections(self) -> "list[Connection[Any, Any]]":
@@ -87,7 +86,7 @@ class RunnerGroup:
 
         Raise RunnerLost if a rank is lost.
         """
-        self._listen(0)
+        self._collect(0)
         deadline = time.monotonic() + CAUSE_SECONDS
         while self._failures:
             exhausted = [failure for failure in self._failures if failure[1].is_out_of_memory]
@@ -97,14 +96,14 @@ class RunnerGroup:
                     f"rank {rank} failed on a batch and the others are waiting for it ({failed.reason})",
                     failed=failed,
                 )
-            self._listen(deadline - time.monotonic())
-        said, self._said = self._said, []
-        return said
+            self._collect(deadline - time.monotonic())
+        messages, self._messages = self._messages, []
+        return messages
 
-    def _listen(self, timeout: float) -> None:
+    def _collect(self, timeout: float) -> None:
         for number in sorted(key.data for key, _ in self._selector.select(timeout)):
             for message in self._runners[number].receive():
-                self._said += self._hear(number, message)
+                self._messages += self._combine(number, message)
 
     def stacks(self) -> list[str]:
         """Return where in its code each rank is, and whether it has done the batch that others wait for."""
@@ -122,11 +121,11 @@ class RunnerGroup:
         """Kill all processes. Return the unread messages about whole batches."""
         for number, unread in enumerate(self._end(lambda runner: runner.kill())):
             for message in unread:
-                self._said += self._hear(number, message)
+                self._messages += self._combine(number, message)
         # Return them only once, even if the group is killed again: the executor fails if it gets an outcome
         # twice.
-        said, self._said = self._said, []
-        return said
+        messages, self._messages = self._messages, []
+        return messages
 
     def _end(self, end: Callable[[Runner], Any]) -> list[Any]:
         """End all processes at once: one that hangs in a driver takes its time beside the others, not before them."""
@@ -136,7 +135,7 @@ class RunnerGroup:
         self._meeting_place.cleanup()
         return ended
 
-    def _hear(self, number: int, message: Any) -> list[Any]:
+    def _combine(self, number: int, message: Any) -> list[Any]:
         """Return the group's messages that this rank's message completes; none while other ranks are due."""
         if isinstance(message, LoadFailed):
             return [message]
@@ -153,7 +152,11 @@ class RunnerGroup:
             self._loaded[number] = message
             return [self._describe()] if len(self._loaded) == len(self._runners) else []
         if isinstance(message, Started):
-            return self._begin(message)
+            # If a rank dies, all started batches are suspect.
+            if message.number in self._begun:
+                return []
+            self._begun.append(message.number)
+            return [message]
         if isinstance(message, EncodeFailed):
             self._failures.append((number, message))
             return []
@@ -168,21 +171,21 @@ class RunnerGroup:
         # have waited for this one.
         return [self._join(message.number, parts), *map(Started, self._begun)]
 
-    def _begin(self, message: Started) -> list[Any]:
-        """Record that a rank has started a batch. If a rank dies, all started batches are suspect."""
-        if message.number in self._begun:
-            return []
-        self._begun.append(message.number)
-        return [message]
-
     def _describe(self) -> Loaded | LoadFailed:
         """Return the first rank's report for all devices; LoadFailed if ranks have incompatible encoders."""
         first = self._loaded[0]
         reports = [self._loaded[number].report for number in range(len(self._runners))]
-        for number, report in enumerate(reports):
-            if differing := find_differing(reports[0], report):
+        own = reports[0]
+        for number, other in enumerate(reports):
+            differing = {
+                "a different attention": (own.attention, own.is_packed) != (other.attention, other.is_packed),
+                "a different queue": own.is_queued != other.is_queued,
+                "a different precision": own.precision.value != other.precision.value,
+            }
+            if any(differing.values()):
+                told = " and ".join(name for name, is_so in differing.items() if is_so)
                 return LoadFailed(
-                    f"Rank {number} was loaded with {differing} than rank 0, so they cannot share a model; set the "
+                    f"Rank {number} was loaded with {told} than rank 0, so they cannot share a model; set the "
                     "worker's precision, attention and switches by name."
                 )
         names = "+".join(report.device.value for report in reports)
@@ -214,13 +217,3 @@ class RunnerGroup:
             return None
         ranks, self._memories = [self._memories[rank] for rank in sorted(self._memories)], {}
         return join_reports(ranks)
-
-
-def find_differing(report: EncoderReport, other: EncoderReport) -> str:
-    """Return in words how two ranks differ in what they must share; empty if they do not."""
-    differing = {
-        "a different attention": report.attention != other.attention or report.is_packed != other.is_packed,
-        "a different queue": report.is_queued != other.is_queued,
-        "a different precision": report.precision.value != other.precision.value,
-    }
-    return " and ".join(name for name, is_so in differing.items() if is_so)

@@ -32,7 +32,7 @@ from worker.runner.channel import Channel
 from worker.runner.memory import MemoryGauge, cap_allocator
 from worker.runner.messages import (
     BATCHES_AHEAD,
-    CANARIES_AHEAD,
+    KNOWN_BATCHES_AHEAD,
     LONGEST_QUEUED_SECONDS,
     URGENT_BATCHES_AHEAD,
     Encode,
@@ -271,7 +271,13 @@ def main(
     line = "%(asctime)s runner %(levelname)s %(message)s"
     begin_logging("runner", log_level, log_format, line=line, stream=sys.stderr)
     channel = Channel(Connection(pipe_descriptor), memory_descriptor, is_worker=False)
-    _end_with(partial(_load_and_serve, channel))
+
+    def load_and_serve() -> None:
+        load, _ = channel.receive()
+        gauge = MemoryGauge(load.order.device)
+        serve(channel, _load(channel, load, gauge), gauge)
+
+    _end_with(load_and_serve)
 
 
 def _end_with(act: Callable[[], None]) -> NoReturn:
@@ -287,12 +293,6 @@ def _end_with(act: Callable[[], None]) -> NoReturn:
         logger.exception("The thread %r failed; ending the model process.", threading.current_thread().name)
         os._exit(THREAD_FAILED_STATUS)
     os._exit(0)
-
-
-def _load_and_serve(channel: Channel) -> None:
-    load, _ = channel.receive()
-    gauge = MemoryGauge(load.order.device)
-    serve(channel, _load(channel, load, gauge), gauge)
 
 
 def _load(channel: Channel, load: Load, gauge: MemoryGauge) -> Encoder:
@@ -339,7 +339,7 @@ def serve(channel: Channel, encoder: Encoder, gauge: MemoryGauge) -> None:
     # The queue is never full, because the executor limits what it sends: a blocked reader would not see the
     # pipe close.
     num_batches = report.num_started + BATCHES_AHEAD + URGENT_BATCHES_AHEAD
-    batches: PriorityQueue[Waiting] = PriorityQueue(num_batches + report.num_streams + CANARIES_AHEAD)
+    batches: PriorityQueue[Waiting] = PriorityQueue(num_batches + report.num_streams + KNOWN_BATCHES_AHEAD)
     shares = DeviceShares() if report.num_streams > 1 else None
     threads: dict[str, Callable[[], None]] = {"reader": partial(_read, channel, batches, encoder, shares)}
     first, *others = (

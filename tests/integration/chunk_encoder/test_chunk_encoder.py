@@ -19,7 +19,7 @@ from vectormill.jobs.item import CRASHED_WORKER, EMPTY_TEXT, ENCODING_FAILED, It
 from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, retry_job
 from vectormill.workers.workers import list_workers
 from worker.chunk.chunk_encoder import ChunkEncoder
-from worker.chunk.ledger import ChunkLedger
+from worker.chunk.counts import ChunkCounts
 from worker.engine.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 
 
@@ -69,13 +69,13 @@ def fake() -> MarkedEngine:
 
 
 @pytest.fixture
-def ledger() -> ChunkLedger:
-    return ChunkLedger()
+def counts() -> ChunkCounts:
+    return ChunkCounts()
 
 
 @pytest.fixture
-def encoder(engine: Engine, fake: MarkedEngine, ledger: ChunkLedger) -> Iterator[ChunkEncoder]:
-    with encoding_chunks(engine, fake, ledger=ledger, max_attempts=2) as encoder:
+def encoder(engine: Engine, fake: MarkedEngine, counts: ChunkCounts) -> Iterator[ChunkEncoder]:
+    with encoding_chunks(engine, fake, counts=counts, max_attempts=2) as encoder:
         yield encoder
     assert ask(engine, list_workers) == []
 
@@ -173,7 +173,7 @@ def test_a_cancelled_job_ends_the_chunk_that_is_being_encoded(
 
 
 def test_the_ledger_tells_ends_dispatches_and_their_times(
-    engine: Engine, encoder: ChunkEncoder, ledger: ChunkLedger
+    engine: Engine, encoder: ChunkEncoder, counts: ChunkCounts
 ) -> None:
     submit(engine, [Item("k", b"stop")])
     (first,) = dispatch_all(engine)
@@ -188,7 +188,7 @@ def test_the_ledger_tells_ends_dispatches_and_their_times(
         )
     for _ in range(2):
         encoder.encode_chunk(other.chunk_id)
-    told = ledger.totals()
+    told = counts.totals()
     ends = {"handed back": 2, "done": 1, "duplicate": 1, "split": 0, "lease lost": 0}
     assert told["chunk_outcomes"] == ends
     assert (told["num_redispatched_chunks"], told["num_stale_completions"]) == (1, 0)
@@ -204,7 +204,7 @@ def test_a_commit_that_the_fence_refuses_is_counted_as_stale(
     engine: Engine,
     encoder: ChunkEncoder,
     fake: MarkedEngine,
-    ledger: ChunkLedger,
+    counts: ChunkCounts,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     encode = fake.encode
@@ -217,7 +217,7 @@ def test_a_commit_that_the_fence_refuses_is_counted_as_stale(
     submit(engine, make_items(2))
     (dispatch,) = dispatch_all(engine)
     assert encoder.encode_chunk(dispatch.chunk_id) == {"outcome": "lease lost"}
-    assert ledger.totals()["num_stale_completions"] == 1
+    assert counts.totals()["num_stale_completions"] == 1
 
 
 def test_a_chunk_whose_lease_was_taken_is_given_up_and_writes_nothing(

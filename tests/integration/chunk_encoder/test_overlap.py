@@ -24,8 +24,8 @@ from vectormill.jobs.transitions import add_up_jobs
 from vectormill.settings import Settings
 from worker.chunk.chunk_encoder import ChunkEncoder, Result
 from worker.chunk.commit import PostgresSink
+from worker.chunk.counts import Timesheet
 from worker.chunk.leases import LeaseKeeper
-from worker.chunk.ledger import Timesheet
 from worker.engine.engine import Engine as EncodingEngine
 from worker.identity import WorkerIdentity
 from worker.tasks.embed import Embed

@@ -72,7 +72,7 @@ def test_a_machine_on_which_every_process_falls_ill_ends_the_engine_which_says_s
     make_engine: MakeEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = make_sick(
-        make_engine, tmp_path, "load_ill_behind_the_canary", num_sick=1000, max_runner_restarts=2
+        make_engine, tmp_path, "load_ill_after_known_texts", num_sick=1000, max_runner_restarts=2
     )
     with pytest.raises(EngineStopped, match=r"lost 3 times in a row.*cannot encode a known text"):
         encode(engine, TEXTS)

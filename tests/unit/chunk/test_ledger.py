@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from worker.chunk.ledger import Histogram, Timesheet
+from worker.chunk.counts import Histogram, Timesheet
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch, OwnedBatch, Sequences
 from worker.encoder.encoder import Choice, EncoderReport
-from worker.engine.in_flight import FAILURES_OF_ONE, Canary, InFlight
+from worker.engine.in_flight import FAILURES_OF_ONE, InFlight, KnownTexts
 from worker.runner.memory import MemoryReport
 from worker.runner.messages import Encode, Encoded, EncodeFailed, Started
 from worker.runner.runner import RunnerLost
@@ -19,7 +19,7 @@ from worker.tasks.finishing import find_turned
 
 VECTOR = np.arange(1, 5, dtype=np.float32)
 CHOICE = Choice("fake", "for tests")
-CANARY = Canary(Batch.from_ids([np.arange(5, dtype=np.int32)]), find_turned)
+KNOWN_TEXTS = KnownTexts(Batch.from_ids([np.arange(5, dtype=np.int32)]), find_turned)
 REPORT = EncoderReport(CHOICE, CHOICE, CHOICE, "none", 1, 0.0)
 
 
@@ -75,7 +75,7 @@ class Desk:
     def __init__(self, *sizes: int) -> None:
         self.around = ClusterState()
         self.around.works = [make_work(request, size) for request, size in enumerate(sizes)]
-        self.in_flight = InFlight(cast(Any, self.around), cast(Any, self.around), CANARY, 4)
+        self.in_flight = InFlight(cast(Any, self.around), cast(Any, self.around), KNOWN_TEXTS, 4)
         self.load()
 
     def load(self, memory: MemoryReport | None = None) -> None:
@@ -83,25 +83,25 @@ class Desk:
         self.sing()
 
     def sing(self, vector: NDArray[np.float32] = VECTOR) -> None:
-        """The runner answers what canaries it is sent."""
+        """The runner answers the known texts that it is sent."""
         while self.in_flight.check.num_due:
-            canary = self.in_flight.next_message()
-            assert canary is not None
-            rows = Ragged.from_matrix(np.tile(vector, (len(canary.batch), 1)))
-            self.in_flight.hear(Encoded(canary.number, rows, 0.1))
+            known = self.in_flight.next_message()
+            assert known is not None
+            rows = Ragged.from_matrix(np.tile(vector, (len(known.batch), 1)))
+            self.in_flight.receive(Encoded(known.number, rows, 0.1))
 
     def start(self) -> int:
         message = self.in_flight.next_message()
         assert message is not None
-        self.in_flight.hear(Started(message.number))
+        self.in_flight.receive(Started(message.number))
         return message.number
 
     def end(self, number: int, seconds: float = 0.1) -> None:
         size = len(self.in_flight.outstanding[number].sequences)
-        self.in_flight.hear(Encoded(number, Ragged.from_matrix(np.zeros((size, 4), np.float32)), seconds))
+        self.in_flight.receive(Encoded(number, Ragged.from_matrix(np.zeros((size, 4), np.float32)), seconds))
 
     def fail(self, number: int) -> None:
-        self.in_flight.hear(EncodeFailed(number, "an error"))
+        self.in_flight.receive(EncodeFailed(number, "an error"))
 
     def waiting(self) -> list[int]:
         """The sizes of what is to be sent again, in order."""
@@ -122,7 +122,7 @@ def make_work(request: int, size: int) -> OwnedBatch:
     return OwnedBatch(sequences, batch)
 
 
-def test_nothing_is_sent_behind_a_failure_before_the_canary_has_come_back() -> None:
+def test_nothing_is_sent_behind_a_failure_before_known_texts_were_encoded() -> None:
     desk = Desk(4, 4)
     desk.fail(desk.start())
     assert desk.in_flight.next_work() is None
@@ -136,7 +136,7 @@ def test_what_comes_behind_a_wrong_answer_to_the_known_text_is_not_delivered() -
     failing, other = desk.start(), desk.start()
     desk.fail(failing)
     desk.sing(-VECTOR)
-    desk.in_flight.hear(Encoded(other, Ragged.from_matrix(np.zeros((3, 4), np.float32)), 0.1))
+    desk.in_flight.receive(Encoded(other, Ragged.from_matrix(np.zeros((3, 4), np.float32)), 0.1))
     assert not desk.around.delivered
     desk.in_flight.lose(RunnerLost("it is sick", is_sick=True))
     desk.load()
@@ -150,7 +150,7 @@ def test_what_a_process_in_doubt_answers_is_delivered_when_it_turns_out_sound_an
         desk = Desk(4, 3)
         failing, other = desk.start(), desk.start()
         desk.fail(failing)
-        desk.in_flight.hear(Encoded(other, Ragged.from_matrix(np.zeros((3, 4), np.float32)), 0.1))
+        desk.in_flight.receive(Encoded(other, Ragged.from_matrix(np.zeros((3, 4), np.float32)), 0.1))
         assert not desk.around.delivered
         desk.sing(vector)
         assert len(desk.around.delivered) == num_delivered
@@ -224,7 +224,7 @@ def test_batches_of_a_lost_process_are_made_anew_for_the_next_and_suspects_stay(
 def test_rows_that_are_no_vectors_fail_like_a_batch_that_raised() -> None:
     desk = Desk(2)
     misfit = Ragged.from_rows([VECTOR, VECTOR[:3]], np.float32)
-    desk.in_flight.hear(Encoded(desk.start(), misfit, 0.1))
+    desk.in_flight.receive(Encoded(desk.start(), misfit, 0.1))
     assert not desk.around.delivered
     desk.sing()
     assert desk.waiting() == [1, 1]

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.unit.engine.test_in_flight import CANARY, REPORT, VECTOR
+from tests.unit.engine.test_in_flight import KNOWN_TEXTS, REPORT, VECTOR
 from vectormill.jobs.item import ENCODING_FAILED, OUT_OF_MEMORY
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch, OwnedBatch
@@ -130,7 +130,7 @@ class SimulatedReplica:
         self.queue = CountingQueue(BatchLimits(START_TOKENS), budget.max_batch_tokens, lambda: self.now)
         self.queue.ledger, self.queue.is_of_group = self.ledger, self.nature.is_group
         self.tuned = Tuned(budget)
-        self.in_flight = InFlight(self.queue, cast(Any, self.tuned), CANARY, 4)
+        self.in_flight = InFlight(self.queue, cast(Any, self.tuned), KNOWN_TEXTS, 4)
         self.load()
 
     def load(self) -> None:
@@ -168,7 +168,7 @@ class SimulatedReplica:
             self.inbox = deque(sorted(self.inbox, key=lambda each: not each.is_urgent))
         for begun in list(self.inbox)[: 1 + self.nature.is_queued]:
             if begun.number not in self.in_flight.started:
-                self.in_flight.hear(Started(begun.number))
+                self.in_flight.receive(Started(begun.number))
         self._compute(self.inbox.popleft())
         return True
 
@@ -176,7 +176,7 @@ class SimulatedReplica:
         batch = message.batch
         if message.number in self.in_flight.check.numbers:
             vectors = np.tile(-VECTOR if self.is_sick else VECTOR, (len(batch), 1))
-            self.in_flight.hear(Encoded(message.number, Ragged.from_matrix(vectors), 0.1))
+            self.in_flight.receive(Encoded(message.number, Ragged.from_matrix(vectors), 0.1))
         else:
             self._encode(message)
         has_ended = bool(self.tuned.noted) and self.tuned.noted[-1] is message.batch
@@ -192,7 +192,7 @@ class SimulatedReplica:
         work = self.in_flight.outstanding[message.number]
         is_exhausted = batch.num_padded_tokens > nature.memory_tokens
         if KILLS not in kinds and RAISES not in kinds and not is_exhausted:
-            self.in_flight.hear(Encoded(message.number, encode(batch), 0.1))
+            self.in_flight.receive(Encoded(message.number, encode(batch), 0.1))
             return
         ends = nature.is_group or KILLS in kinds or (is_exhausted and (nature.is_killed or nature.falls_sick))
         is_killed = KILLS in kinds or (is_exhausted and nature.is_killed)
@@ -211,7 +211,7 @@ class SimulatedReplica:
                 self.lose(RunnerLost("a rank failed", failed=failed))
             else:
                 self.is_sick = is_exhausted and nature.falls_sick
-                self.in_flight.hear(failed)
+                self.in_flight.receive(failed)
 
     def _account(self, work: OwnedBatch) -> None:
         """Allow a reload for a batch that failed for the first time, and for each bad text in it what it may take.
@@ -241,7 +241,7 @@ class SimulatedReplica:
             self.load()
 
     def disturb(self, loss: RunnerLost) -> None:
-        """Lose the processes for a reason that is no text's fault, with what waits for the canary."""
+        """Lose the processes for a reason that is no text's fault, with what waits for the known texts."""
         self.ledger.has_been_disturbed = True
         self.ledger.num_allowed += 1
         self.lose(loss)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.engine.test_in_flight import CANARY, REPORT, VECTOR
+from tests.unit.engine.test_in_flight import KNOWN_TEXTS, REPORT, VECTOR
 from tests.unit.engine.test_tuner import GIB, make_tuner
 from vectormill.ragged import Ragged
 from worker.batching.cost import BatchCost
@@ -37,7 +37,7 @@ class StagedReplica:
         tuner = make_tuner(CUDA, 80 * GIB, query_timeout_seconds=TIMEOUT_SECONDS)
         self.tuner = tuner
         self.queue = RequestQueue(BatchLimits(1), tuner.max_batch_tokens, lambda: self.now)
-        self.in_flight = InFlight(self.queue, tuner, CANARY, 4)
+        self.in_flight = InFlight(self.queue, tuner, KNOWN_TEXTS, 4)
         report = replace(REPORT, num_stages=num_stages, is_queued=True, is_packed=True)
         memory, cost = MemoryReport(0, 0, 0, 0.1), BatchCost(pads=False)
         tuner.begin(report, memory, cost)
@@ -76,8 +76,8 @@ class StagedReplica:
     def _hear_next(self) -> None:
         self.now, message = self._sent.popleft()
         rows = np.tile(VECTOR, (len(message.batch), 1))
-        self.in_flight.hear(Started(message.number))
-        self.in_flight.hear(Encoded(message.number, Ragged.from_matrix(rows), self._take_seconds(message)))
+        self.in_flight.receive(Started(message.number))
+        self.in_flight.receive(Encoded(message.number, Ragged.from_matrix(rows), self._take_seconds(message)))
 
     def _send(self, message: Encode) -> None:
         at = self.now

@@ -19,10 +19,11 @@ from worker.batching.limits import BatchLimits
 from worker.batching.pool import SequencePool
 from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.encoder import Choice, EncoderReport
-from worker.engine.batch_memory import LEAST_SHARE, BatchMemory
 from worker.engine.engine import Engine
 from worker.engine.tuner import (
+    LEAST_SHARE,
     LEAST_TOKENS_IN_FLIGHT,
+    BatchMemory,
     Tuner,
     choose_tokens_in_flight,
     find_batch_cost,

@@ -183,7 +183,7 @@ def test_a_zombie_is_not_alive() -> None:
 def test_a_server_is_found_by_its_directory(tmp_path: Path) -> None:
     child = processes.spawn(["sleep", "60"], env=ENV, cwd=tmp_path)
     try:
-        while psutil.Process(child.pid).name() != "sleep":  # until the leash has become the program
+        while psutil.Process(child.pid).name() != "sleep":  # until what starts it has become the program
             pass
         assert [process.pid for process in processes.running_in(tmp_path, "sleep")] == [child.pid]
         assert processes.running_in(tmp_path, "postgres") == []

@@ -157,7 +157,7 @@ def test_more_batches_than_there_are_blocks_are_answered_too(ends: Ends) -> None
 def test_no_batch_is_given_anothers_results_in_whatever_order_they_are_answered_and_dropped(
     data: st.DataObject,
 ) -> None:
-    """As two streams answer them, urgent ones first, and results wait for a canary's verdict."""
+    """As two streams answer them, urgent ones first, and results wait for the verdict of known texts."""
     runner, process = make_ends()
     with_process: list[tuple[Encode, int | None]] = []
     held: dict[int, Any] = {}

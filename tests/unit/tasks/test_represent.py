@@ -152,7 +152,7 @@ def test_a_batch_of_different_wishes_gives_each_sequence_what_it_asks_for() -> N
         ({"vectors": [0, 1]}, "its answer cannot be read"),
     ],
 )
-def test_a_changed_output_of_a_canary_is_a_flaw_unless_rounding_explains_it(
+def test_a_changed_output_of_a_known_text_is_a_flaw_unless_rounding_explains_it(
     change: dict[str, list[float]], said: str
 ) -> None:
     sound = {

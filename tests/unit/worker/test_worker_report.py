@@ -10,7 +10,7 @@ import pytest
 
 from vectormill.cli.service import show_workers_and_schedules, summarize_worker
 from vectormill.workers.samples import MOST_SAMPLES, Sample, list_device_uses, read_samples
-from worker.chunk.ledger import WATCHED, ChunkLedger, Timesheet
+from worker.chunk.counts import WATCHED, ChunkCounts, Timesheet
 from worker.devices.detect import DeviceUse
 from worker.report import GAP_SECONDS, RecentSamples, WorkerReport, read_losses
 
@@ -124,21 +124,21 @@ def test_a_worker_that_has_done_nothing_is_bound_by_nothing() -> None:
 
 
 def test_a_worker_whose_commits_wait_says_what_for_until_they_are_through() -> None:
-    ledger = ChunkLedger()
+    counts = ChunkCounts()
     report = WorkerReport(
         cast(Any, FakeEngine()),
         Timesheet(lambda: 0.0),
         {"cuda:0": cast(Any, FakeSampler())},
         PLACEMENT,
-        ledger=ledger,
+        counts=counts,
     )
-    ledger.note_wait(7, "No space left on device (SQLSTATE 53100)")
+    counts.note_wait(7, "No space left on device (SQLSTATE 53100)")
     said = report.compose()
     assert (said["state"], said["state_reason"]) == (
         "waiting to commit",
         "No space left on device (SQLSTATE 53100)",
     )
-    ledger.note_wait(7, None)
+    counts.note_wait(7, None)
     assert "state_reason" not in report.compose()
 
 

@@ -48,7 +48,7 @@ class Histogram:
         return {"bounds": list(self._bounds), "counts": list(self._counts), "sum": self._sum}
 
 
-class ChunkLedger:
+class ChunkCounts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._outcomes: Counter[str] = Counter(dict.fromkeys(WATCHED, 0))

@@ -5,7 +5,7 @@ Changes the user if UID and GID are given, requests a parent-death signal, then 
 a parent with threads. Imports only the standard library, and all of it while still root, because the other
 user may not be able to read it. UID and GID -1 mean no change; PROGRAM is a path:
 
-    python -I -S leash.py PARENT_PID SIGNAL UID GID PROGRAM [ARGUMENT …]
+    python -I -S parent_death.py PARENT_PID SIGNAL UID GID PROGRAM [ARGUMENT …]
 """
 
 import ctypes
@@ -16,7 +16,7 @@ import sys
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def hold_to_parent(death_signal: int, parent_pid: int) -> None:
+def request_death_signal(death_signal: int, parent_pid: int) -> None:
     """Request the signal for this process when the thread that forked it ends. Only Linux supports this.
 
     If the parent has ended before the request, the signal is sent at once.
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
             os.setgid(gid)
             os.setuid(uid)
         # This comes after the change of user, which clears the parent-death signal.
-        hold_to_parent(death_signal, parent_pid)
+        request_death_signal(death_signal, parent_pid)
         os.execv(program[0], program)
     except OSError as error:
         sys.stderr.write(f"{program[0]} cannot be started: {error.strerror}.\n")
