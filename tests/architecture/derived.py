@@ -35,17 +35,17 @@ from vectormill.jobs.item import ITEM_ERROR_CODES
 from vectormill.jobs.job import RequestedJob
 from vectormill.jobs.transitions import TRANSITIONS
 from vectormill.keys.api_key import ADMIN, READ, SCOPES
-from vectormill.models.embedders import (
-    MODULE_PURPOSES,
-    PROMPTED_FAMILIES,
-    PURPOSES,
-    REPOSITORY_CODE,
-)
 from vectormill.models.families import CONVENTIONS, FAMILIES, Family, find_family
 from vectormill.models.gliner import MOST_TOKENS
 from vectormill.models.model_card import GLINER, REXUNINLU
 from vectormill.models.model_files import VERSIONS, WITHOUT_INFLUENCE
-from vectormill.models.poolings import POOLING_NAMES
+from vectormill.models.poolings import (
+    MODULE_PURPOSES,
+    POOLING_NAMES,
+    PROMPTED_FAMILIES,
+    PURPOSES,
+    REPOSITORY_CODE,
+)
 from vectormill.models.rerankers import RERANKERS
 from vectormill.models.static_table import DEFAULT_MAX_TOKENS, MODEL_TYPE, MODULE
 from vectormill.models.suggestions import SUGGESTIONS

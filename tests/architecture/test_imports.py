@@ -31,8 +31,8 @@ HEAVY_LIBRARIES = {
 # The modules of vectormill.models that evaluate what stands in a model's files.
 READERS = frozenset(
     {
-        "adapters", "chat_templates", "classifiers", "gliner", "heads", "layouts", "model_files", "special_tokens",
-        "static_table", "tensor_headers", "transformer_card",
+        "chat_templates", "classifiers", "gliner", "heads", "layouts", "model_files", "static_table", "tensor_headers",
+        "transformer_card",
     }
 )  # fmt: skip
 

@@ -353,7 +353,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "adapters that nobody chose are left out",
-        "vectormill/models/embedders.py",
+        "vectormill/models/poolings.py",
         "    if files.pooling is not None:",
         "    if True:",
     ),
@@ -407,7 +407,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a text's last word stands for all of it",
-        "vectormill/models/special_tokens.py",
+        "vectormill/models/transformer_card.py",
         "if not tokens.suffix:",
         "if False:",
     ),
@@ -1490,7 +1490,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a decoder with code of its own is read from left to right",
-        "vectormill/models/embedders.py",
+        "vectormill/models/poolings.py",
         'if code and "is_causal" not in files.config.values and',
         "if False and",
     ),

@@ -119,7 +119,11 @@ def _read_chat(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-    environment.globals["raise_exception"] = _raise_error
+
+    def raise_exception(reason: str) -> None:
+        raise ValueError(f"its chat template does not take a pair: {reason}")
+
+    environment.globals["raise_exception"] = raise_exception
     for function in ("dict", "namespace"):
         del environment.globals[function]
     template = environment.from_string(text)
@@ -136,7 +140,3 @@ def _read_chat(
         return template.render(messages=messages, **{"add_generation_prompt": False, **context, **options})
 
     return render
-
-
-def _raise_error(reason: str) -> None:
-    raise ValueError(f"its chat template does not take a pair: {reason}")

@@ -7,7 +7,7 @@ framework.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
 
@@ -174,28 +174,18 @@ _SOFTCAP: Final = "it bounds its attention scores, which the packed kernel canno
 _SPARSE: Final = "the packed kernel does not support its sparse attention"
 
 
+def _bert(model_type: str, architecture: str, layout: Layout | None = _BERT, **more: Any) -> Family:
+    """Return a family with learned positions whose classifiers read the first token."""
+    bare = {architecture: _CONVENTION, **more.pop("bare", {})}
+    own = {"positions": FROM_ZERO, "num_states": 3, "num_rotary": 0, "head_pooling": "cls"}
+    return Family(model_type, bare=bare, layout=layout, **{**own, **more})
+
+
 def _roberta(model_type: str, architecture: str) -> Family:
-    return Family(
-        model_type,
-        BEHIND_PADDING,
-        has_offset=True,
-        num_states=3,
-        num_rotary=0,
-        head_pooling="cls",
-        bare={architecture: _CONVENTION},
-        layout=_BERT,
-    )
+    return _bert(model_type, architecture, positions=BEHIND_PADDING, has_offset=True)
 
 
-def _decoder(
-    model_type: str,
-    obstacle: str = "",
-    *,
-    counts_itself: bool = False,
-    overflows_fp16: bool = False,
-    num_rotary: int = 1,
-    scores: ScoreMatrices | None = None,
-) -> Family:
+def _decoder(model_type: str, obstacle: str = "", **more: Any) -> Family:
     """Return a family with rotary positions, grouped key heads, and windows if the configuration has them."""
     # Texts are read from left to right, so that only the last token has seen all others.
     return Family(
@@ -204,13 +194,10 @@ def _decoder(
         obstacle,
         is_causal=True,
         needs_mask=True,
-        counts_itself=counts_itself,
-        overflows_fp16=overflows_fp16,
         num_states=4,
-        num_rotary=num_rotary,
-        scores=scores,
         head_pooling="last_token",
         layout=_DECODER,
+        **more,
     )
 
 
@@ -230,23 +217,8 @@ def _t5(model_type: str, encoder: str) -> Family:
 FAMILIES: Final[Mapping[str, Family]] = {
     family.model_type: family
     for family in (
-        Family(
-            "albert",
-            FROM_ZERO,
-            num_states=3,
-            num_rotary=0,
-            head_pooling="cls",
-            bare={"AlbertModel": _CONVENTION},
-        ),
-        Family(
-            "bert",
-            FROM_ZERO,
-            num_states=3,
-            num_rotary=0,
-            head_pooling="cls",
-            bare={"BertModel": _CONVENTION, "Contriever": _CONTRIEVER},
-            layout=_BERT,
-        ),
+        _bert("albert", "AlbertModel", None),
+        _bert("bert", "BertModel", bare={"Contriever": _CONTRIEVER}),
         Family("big_bird", packing_obstacle=_SPARSE, never_waits=False, num_rotary=0, scores=ScoreMatrices()),
         _roberta("camembert", "CamembertModel"),
         Family("data2vec-text", never_waits=False, has_offset=True, num_states=3, num_rotary=0),
@@ -275,23 +247,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
             bare={"DebertaV2Model": _CONVENTION},
             layout=_DEBERTA,
         ),
-        Family(
-            "distilbert",
-            FROM_ZERO,
-            num_states=3,
-            num_rotary=0,
-            head_pooling="cls",
-            bare={"DistilBertModel": _CONVENTION},
-        ),
-        Family(
-            "electra",
-            FROM_ZERO,
-            num_states=3,
-            num_rotary=0,
-            head_pooling="cls",
-            bare={"ElectraModel": _CONVENTION},
-            layout=_ELECTRA,
-        ),
+        _bert("distilbert", "DistilBertModel", None),
+        _bert("electra", "ElectraModel", _ELECTRA),
         Family("eurobert", FROM_ZERO, num_states=4, bare={"EuroBertModel": _CONVENTION}),
         _decoder("gemma"),
         # Gemma 2 and 3 were trained in bf16: https://github.com/huggingface/transformers/issues/36822, and

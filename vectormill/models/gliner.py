@@ -13,7 +13,7 @@ from vectormill.models.families import FAMILIES, find_family
 from vectormill.models.model_card import GLINER, GlinerConfig, ModelCard
 from vectormill.models.model_files import ModelFiles
 from vectormill.models.poolings import MEAN
-from vectormill.models.special_tokens import read_special_tokens
+from vectormill.models.transformer_card import read_special_tokens
 
 CONFIG_FILE: Final = "gliner_config.json"
 # Tensors of the encoder, under their names in transformers behind this.

@@ -59,7 +59,13 @@ def read_heads(files: ModelFiles) -> Heads:
     """
     pooling = files.entry.pooling
     if files.kinds[:2] in SPLADE_MODULES:
-        return _read_splade_modules(files)
+        config = files.read(f"{files.modules[1].folder}/config.json")
+        sums = config.take("pooling_strategy", "max") == "sum"
+        num_logs = 2 if config.take("activation_function", "relu") == "log1p_relu" else 1
+        files.expect(config, "pooling_strategy", "max", "sum")
+        files.expect(config, "activation_function", "relu", "log1p_relu")
+        size = files.config.count("vocab_size")
+        return Heads((SPARSE,), SparseHead(sums=sums, num_logs=num_logs), sparse_dimensions=size)
     if has_token_modules(files):
         return _read_token_modules(files)
     if not files.modules and pooling in (None, SPLADE):
@@ -85,15 +91,6 @@ def has_token_modules(files: ModelFiles) -> bool:
     is_pylate = any(module.type.startswith("pylate.") for module in files.modules)
     is_told = files.encoder.take("model_type", "") in ("ColBERT", "MultiVectorEncoder")
     return bool(files.modules) and (is_pylate or is_told or MASK_MODULE in files.kinds)
-
-
-def _read_splade_modules(files: ModelFiles) -> Heads:
-    config = files.read(f"{files.modules[1].folder}/config.json")
-    strategy, activation = config.take("pooling_strategy", "max"), config.take("activation_function", "relu")
-    files.expect(config, "pooling_strategy", "max", "sum")
-    files.expect(config, "activation_function", "relu", "log1p_relu")
-    head = SparseHead(sums=strategy == "sum", num_logs=2 if activation == "log1p_relu" else 1)
-    return Heads((SPARSE,), head, sparse_dimensions=files.config.count("vocab_size"))
 
 
 def _read_linear_heads(files: ModelFiles) -> Heads:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from vectormill.domain.encoding import COSINE, DOT
 from vectormill.domain.errors import ModelError, UnsupportedModel
@@ -297,7 +297,12 @@ class ModelFiles:
         def find(*keys: str) -> int:
             return next((config.take(key, 0, least=0) for key in keys if config.values.get(key)), 0)
 
-        values = config.values
+        values, model_type = config.values, config.take("model_type", "")
+        looks_both_ways = values.get("is_causal") is False or bool(values.get("use_bidirectional_attention"))
+        # The windows of a Longformer's layers may differ.
+        blocks = values.get("attention_window") or 0
+        # Some layers attend to near tokens only. The window of a Qwen is off unless it is turned on.
+        uses_window = values.get("use_sliding_window", not model_type.startswith("qwen"))
         hidden_size = find("hidden_size", "d_model", "dim")
         num_heads = find("num_attention_heads", "n_heads", "num_heads")
         shape = ModelShape(
@@ -308,10 +313,10 @@ class ModelFiles:
             head_size=find("head_dim") or hidden_size // max(1, num_heads),
             intermediate_size=find("intermediate_size", "hidden_dim", "d_ff", "ffn_dim"),
             vocab_size=find("vocab_size"),
-            model_type=config.take("model_type", ""),
-            sees_later=_sees_later(values),
-            has_window=_has_window(values),
-            block_tokens=_find_block(values),
+            model_type=model_type,
+            sees_later=looks_both_ways or not find_family(model_type).is_causal,
+            has_window=bool(uses_window and (values.get("sliding_window") or values.get("local_attention"))),
+            block_tokens=max(blocks) if isinstance(blocks, list) else int(blocks),
             activation=str(next((values[key] for key in ACTIVATION_KEYS if values.get(key)), "")),
         )
         floats = {
@@ -379,25 +384,3 @@ class ModelFiles:
                 f"modules.json of model {self.name!r} refers to a path outside the model directory: {folder!r} "
                 f"resolves to {outside[0] if outside else place}. Copy the missing files into {self.directory}."
             )
-
-
-def _sees_later(values: Mapping[str, Any]) -> bool:
-    """Return True if tokens attend to those behind them, by the values of a config.json."""
-    looks_both_ways = values.get("is_causal") is False or bool(values.get("use_bidirectional_attention"))
-    return looks_both_ways or not find_family(values.get("model_type", "")).is_causal
-
-
-def _find_block(values: Mapping[str, Any]) -> int:
-    """Return the largest window of a Longformer, whose layers may differ; 0 for other models."""
-    windows = values.get("attention_window") or 0
-    return max(windows) if isinstance(windows, list) else int(windows)
-
-
-def _has_window(values: Mapping[str, Any]) -> bool:
-    """Return True if some layers attend to near tokens only, by the values of a config.json."""
-    is_qwen = str(values.get("model_type", "")).startswith(
-        "qwen"
-    )  # whose window is off unless it is turned on
-    if not values.get("use_sliding_window", not is_qwen):
-        return False
-    return bool(values.get("sliding_window") or values.get("local_attention"))

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -102,25 +102,21 @@ class ModelShape:
 
     def fill(self, shapes: Mapping[str, tuple[int, ...]], *, has_head: bool) -> "ModelShape":
         """Return it with tensors of these shapes by name, those of a classifier's head among them if it `has_head`."""
-        tensors = tuple(_list_tensors(shapes))
+        tensors = []
+        for name, size in shapes.items():
+            parts = name.split(".")
+            if not (_is_of_head(name) or UNUSED_PARTS & set(parts) or parts[0] in UNUSED_FIRST_PARTS):
+                number = None if name.startswith(GLINER_HEAD) else LAYER_NUMBER.search(name)
+                tensors.append(TensorSize(name, size, int(number[1]) if number else None))
         gates = {part for tensor in tensors for part in tensor.name.split(".")} & set(GATES)
         head = sum(math.prod(shape) for name, shape in shapes.items() if _is_of_head(name))
         return replace(
             self,
             is_gated=bool(gates),
             has_joined_gate=any(GATES[gate] for gate in gates),
-            tensors=tensors,
+            tensors=tuple(tensors),
             dense_values=head if has_head else self.dense_values,
         )
-
-
-def _list_tensors(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[TensorSize]:
-    for name, shape in shapes.items():
-        parts = name.split(".")
-        if _is_of_head(name) or UNUSED_PARTS & set(parts) or parts[0] in UNUSED_FIRST_PARTS:
-            continue
-        number = None if name.startswith(GLINER_HEAD) else LAYER_NUMBER.search(name)
-        yield TensorSize(name, shape, int(number[1]) if number else None)
 
 
 def _is_of_head(name: str) -> bool:

@@ -289,6 +289,8 @@ def _choose_overlap(long_texts: str, asked: int | None, max_tokens: int) -> int:
     return overlap
 
 
+_OF_LONG_TEXTS: Final = ("max_tokens", "long_texts", "passage_overlap")
+_SCORE: Final = TaskRow(("prompt", "max_tokens", "long_texts", "activation"), make_score_spec)
 # The first kind that recognizes a model applies.
 MODEL_KINDS: list[ModelKind] = [
     ModelKind(
@@ -299,28 +301,15 @@ MODEL_KINDS: list[ModelKind] = [
     ModelKind(
         "reranker",
         lambda card: card.classifier is not None and card.classifier.template is not None,
-        {JUDGE: TaskRow(("prompt", "max_tokens", "long_texts", "activation"), make_score_spec)},
+        {JUDGE: _SCORE},
     ),
-    ModelKind(
-        "classifier",
-        lambda card: card.classifier is not None,
-        {JUDGE: TaskRow(("prompt", "max_tokens", "long_texts", "activation"), make_score_spec)},
-    ),
+    ModelKind("classifier", lambda card: card.classifier is not None, {JUDGE: _SCORE}),
     ModelKind(
         "embedder",
         lambda card: True,
         {
             EMBED: TaskRow(
-                (
-                    "normalize",
-                    "dimensions",
-                    "prompt",
-                    "max_tokens",
-                    "long_texts",
-                    "passage_overlap",
-                    "vector_type",
-                    "outputs",
-                ),
+                ("normalize", "dimensions", "prompt", *_OF_LONG_TEXTS, "vector_type", "outputs"),
                 make_vector_spec,
             ),
             JUDGE: TaskRow(("prompt", "max_tokens", "long_texts"), make_score_spec),

@@ -10,11 +10,10 @@ import math
 from typing import Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
-from vectormill.models.embedders import tell_prompts
 from vectormill.models.model_card import ModelCard, StaticTable, TableMissing
 from vectormill.models.model_files import LARGEST_MAX_TOKENS, ModelFiles
 from vectormill.models.model_shape import ModelShape, TensorSize
-from vectormill.models.poolings import MEAN, parse_pooling
+from vectormill.models.poolings import MEAN, parse_pooling, tell_prompts
 from vectormill.models.tensor_headers import fingerprint_directory, read_header
 
 MODULE: Final = "StaticEmbedding"

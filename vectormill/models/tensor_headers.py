@@ -124,13 +124,11 @@ class _SizesUnpickler(pickle.Unpickler):
         return str(pid[1])
 
 
-def _make_header(storage: str, offset: int, shape: tuple[int, ...], *_: Any) -> TensorHeader:
-    return TensorHeader(storage, tuple(int(size) for size in shape))
-
-
 _MAKERS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
     ("collections", "OrderedDict"): OrderedDict,
-    ("torch._utils", "_rebuild_tensor_v2"): _make_header,
+    ("torch._utils", "_rebuild_tensor_v2"): lambda storage, _, shape, *__: TensorHeader(
+        storage, tuple(int(size) for size in shape)
+    ),
     ("torch._utils", "_rebuild_parameter"): lambda header, *_: header,
 }
 

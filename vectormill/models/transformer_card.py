@@ -1,38 +1,43 @@
 """Read the card of a model of transformers, plain (`config.json` alone) or with the modules of sentence-transformers.
 
-The plain layout is read for the architectures in `embedders` or with a registered pooling; its vectors have unit
+The plain layout is read for the architectures in `poolings` or with a registered pooling; its vectors have unit
 length. `modules.json` and one folder per module are read as versions 2 to 6 of sentence-transformers write them.
+
+An adapter is a folder in the layout of peft with the two small matrices for each layer that LoRA adds to a
+weight (https://arxiv.org/abs/2106.09685). jinaai/jina-embeddings-v3-hf has one for each task.
+
+`tokenizer.json` has a template for the special tokens before and after a text. Some transformers classes add further
+tokens according to `add_bos_token` and `add_eos_token` in tokenizer_config.json, and some models have a tokenizer with
+custom code, which is never run.
 """
 
+import math
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from vectormill.domain.errors import ModelError, UnsupportedModel
-from vectormill.models.adapters import read_adapter
 from vectormill.models.chat_templates import LOGIT_SCORE, find_template
 from vectormill.models.classifiers import SUFFIX, is_structbert, read_classifier, require_template
-from vectormill.models.embedders import (
-    LATE_INTERACTION,
-    MODULE_PURPOSES,
-    find_prompted_family,
-    judge_adapters,
-    judge_code,
-    tell_prompts,
-)
 from vectormill.models.heads import SPLADE_MODULES, Heads, has_token_modules, read_heads
-from vectormill.models.model_card import REXUNINLU, Classifier, DenseLayer, ModelCard, SpecialTokens
+from vectormill.models.model_card import REXUNINLU, Adapter, Classifier, DenseLayer, ModelCard, SpecialTokens
 from vectormill.models.model_files import ModelFiles
 from vectormill.models.model_shape import ModelShape
 from vectormill.models.poolings import (
     LAST_TOKEN,
+    LATE_INTERACTION,
     MEAN,
+    MODULE_PURPOSES,
     Pooling,
     choose_pooling,
+    find_prompted_family,
+    judge_adapters,
+    judge_code,
     parse_pooling,
     read_pooling_module,
+    tell_prompts,
 )
-from vectormill.models.special_tokens import read_special_tokens, require_final_token
-from vectormill.models.stored import Stored
+from vectormill.models.stored import Stored, naming
+from vectormill.models.weights import ADAPTER_CONFIG
 
 # RexUniNLU: the architecture of its configuration, and the tensors of its head.
 REXUNINLU_TYPE: Final = "deberta-v2"
@@ -56,6 +61,34 @@ LOADING: Final = frozenset(
 # The table of the numbers that tell a pair's texts apart, and the class of transformers 5 that gives none by default.
 TYPE_TABLE: Final = "token_type_embeddings.weight"
 WITHOUT_TYPES: Final = "TokenizersBackend"
+# Settings of peft that change more than a product of two matrices; each is unset in a plain adapter.
+_UNSUPPORTED: Final = (
+    "alora_invocation_tokens",
+    "alpha_pattern",
+    "fan_in_fan_out",
+    "layer_replication",
+    "lora_bias",
+    "modules_to_save",
+    "rank_pattern",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_dora",
+    "use_qalora",
+)
+# The classes that rewrite the template according to the two settings (transformers 4, `update_post_processor`
+# in models/{llama,code_llama,gemma,cohere,gpt_neox}/tokenization_*_fast.py). Models were trained with the
+# result. transformers 5 ignores both settings if there is a tokenizer.json.
+APPENDS_FINAL_TOKEN: Final = frozenset(
+    f"{name}Tokenizer{ending}"
+    for name in ("CodeLlama", "Cohere", "Gemma", "GPTNeoX", "Llama")
+    for ending in ("", "Fast")
+)
+# Tokenizers with custom code that do only the same: gte-Qwen2, as vLLM treats it
+# (https://github.com/vllm-project/vllm, `_maybe_fix_gte_tokenizer`).
+FINAL_TOKEN_CODE: Final = frozenset(
+    {"tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast"}
+)
 
 
 def read_transformer_card(files: ModelFiles) -> ModelCard:
@@ -296,3 +329,89 @@ def _refuse_quantized(files: ModelFiles, config: Stored) -> None:
             f"The weights of model {files.name!r} are quantized ({method or 'fp8'}), which Vectormill does not read. "
             "Use the checkpoint in 16 or 32 bits, from which precision int8 makes weights of 8 bits."
         )
+
+
+def read_adapter(files: ModelFiles, wanted: str) -> Adapter:
+    """Return the adapter in a folder. Raise UnsupportedModel if there is none or if it is more than LoRA."""
+    name = files.name
+    known = sorted(path.parent.name for path in files.directory.glob(f"*/{ADAPTER_CONFIG}"))
+    if wanted not in known:
+        raise UnsupportedModel(
+            f"The model {name!r} has no adapter {wanted!r}; "
+            f"{'it has ' + ', '.join(known) if known else 'no folder in its directory is one'}."
+        )
+    config = files.read(f"{wanted}/{ADAPTER_CONFIG}")
+    flaws = [key for key in _UNSUPPORTED if config.find(key)]
+    if config.take("peft_type", "") != "LORA" or config.take("bias", "none") != "none" or flaws:
+        raise UnsupportedModel(
+            f"The adapter {wanted!r} of model {name!r} is not a plain LoRA"
+            f"{' (' + ', '.join(flaws) + ')' if flaws else ''}, which is the only kind that is merged."
+        )
+    rank = config.count("r")
+    alpha = float(config.take("lora_alpha", 0.0))
+    return Adapter(wanted, alpha / (math.sqrt(rank) if config.take("use_rslora", False) else rank))
+
+
+def read_special_tokens(files: ModelFiles) -> SpecialTokens:
+    """Return the special tokens before and after each text.
+
+    Raise UnsupportedModel if the files do not tell.
+    """
+    name, config = files.name, files.read("tokenizer_config.json")
+    # The classes that auto_map names, without the repository before `--`.
+    told = config.find("auto_map") or []
+    classes = told.get("AutoTokenizer") or [] if isinstance(told, dict) else told
+    code = [
+        str(each).rpartition("--")[2] for each in ([classes] if isinstance(classes, str) else classes) if each
+    ]
+    foreign = [each for each in code if each not in FINAL_TOKEN_CODE]
+    if foreign:
+        raise UnsupportedModel(
+            f"The tokenizer of model {name!r} has custom code ({foreign[0]}), which is never run, so the tokens that "
+            "it adds are unknown. Write a tokenizer.json that gives the same tokens, the special ones by its "
+            "post_processor, and remove auto_map from tokenizer_config.json."
+        )
+    with naming("tokenizer.json", name):
+        prefix, suffix = _read_template(files.read("tokenizer.json").take("post_processor", {}))
+    wanted = [key for key in ("add_bos_token", "add_eos_token") if config.take(key, False)]
+    bos, eos = config.token("bos_token"), config.token("eos_token")
+    lacking = [bos] if "add_bos_token" in wanted and bos and bos not in prefix else []
+    lacking += [eos] if "add_eos_token" in wanted and eos and eos not in suffix else []
+    if not lacking:
+        return SpecialTokens(prefix, suffix, has_code=bool(code))
+    if not code and config.take("tokenizer_class", "") not in APPENDS_FINAL_TOKEN:
+        raise UnsupportedModel(
+            f"The files of model {name!r} contradict each other: tokenizer_config.json requires {', '.join(lacking)} "
+            f"({', '.join(wanted)}), but the post_processor of tokenizer.json does not add it. Add it there or remove "
+            "the setting, whichever matches the training of the model."
+        )
+    new_prefix = (bos,) if "add_bos_token" in wanted else prefix
+    new_suffix = (eos,) if "add_eos_token" in wanted else suffix
+    flags = (("add_bos_token", bool(new_prefix)), ("add_eos_token", bool(new_suffix)))
+    return SpecialTokens(new_prefix, new_suffix, is_rewritten=True, flags=flags, has_code=bool(code))
+
+
+def require_final_token(name: str, tokens: SpecialTokens) -> None:
+    """Raise UnsupportedModel if no token follows a text: its last word would then represent all of it."""
+    if not tokens.suffix:
+        raise UnsupportedModel(
+            f"The model {name!r} pools the last token, but its tokenizer does not append an end-of-sequence token: "
+            "the text's last word would represent all of it. Make tokenizer.json append the token it was trained with, "
+            "or set add_eos_token in tokenizer_config.json."
+        )
+
+
+def _read_template(processor: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the special tokens before and after a single text in a post_processor of tokenizer.json."""
+    kind = (processor or {}).get("type")
+    if kind == "Sequence":
+        found = [_read_template(each) for each in processor.get("processors", [])]
+        return next((each for each in found if each != ((), ())), ((), ()))
+    if kind in ("BertProcessing", "RobertaProcessing"):
+        return (str(processor["cls"][0]),), (str(processor["sep"][0]),)
+    if kind != "TemplateProcessing":
+        return (), ()
+    parts = [next(iter(part.items())) for part in processor.get("single", [])]
+    place = next((number for number, (what, _) in enumerate(parts) if what == "Sequence"), len(parts))
+    names = [str(part["id"]) for _, part in parts]
+    return tuple(names[:place]), tuple(names[place + 1 :])

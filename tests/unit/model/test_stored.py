@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from vectormill.domain.errors import ModelError
-from vectormill.models.adapters import read_adapter
 from vectormill.models.model_entry import ModelEntry
 from vectormill.models.model_files import ModelFiles
-from vectormill.models.special_tokens import read_special_tokens
+from vectormill.models.transformer_card import read_adapter, read_special_tokens
 from worker.tokens.reference import read_vocabulary
 
 
