@@ -34,7 +34,7 @@ from vectormill.models.registry import open_registry
 from vectormill.processes.logs import begin_logging, reform_handlers
 from vectormill.settings import Settings, find_collector, load_settings
 from vectormill.tracing import begin_tracing
-from worker.certificates.loading import check_loaded, find_certificate
+from worker.certificates.measuring import check_loaded, find_certificate
 from worker.chunk.chunk_encoder import ChunkEncoder, Result
 from worker.chunk.commit import PostgresSink
 from worker.chunk.counts import ChunkCounts, Timesheet

@@ -78,7 +78,9 @@ def take_name(
     killed, and its name is taken over some seconds later. Raises SQLAlchemyError if the database is not
     available.
     """
-    candidates = [identity, *(_numbered(identity, number) for number in range(2, MAX_NAMESAKES + 1))]
+    stem, _, host = identity.name.rpartition("@")
+    names = (f"{stem}.{number}@{host}" for number in range(2, MAX_NAMESAKES + 1))
+    candidates = [identity, *(replace(identity, name=name) for name in names)]
     first_seen: dict[str, datetime] = {}
     while True:
         with engine.begin() as connection:
@@ -103,11 +105,6 @@ def beat_as(connection: Connection, identity: WorkerIdentity, report: Mapping[st
         report,
         identity.launcher,
     )
-
-
-def _numbered(identity: WorkerIdentity, number: int) -> WorkerIdentity:
-    stem, _, host = identity.name.rpartition("@")
-    return replace(identity, name=f"{stem}.{number}@{host}")
 
 
 class FailureNotice:

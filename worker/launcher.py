@@ -17,7 +17,10 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from uuid import uuid4
+
+from rich.console import Console
 
 from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit, ModelError
 from vectormill.models.model_card import ModelCard
@@ -30,10 +33,11 @@ from worker.devices.detect import detect_inventory
 from worker.devices.device import CPU, Inventory, thread_environment
 from worker.devices.presence import GpuPresence
 from worker.identity import EndedWorker
+from worker.loading import LoadingDisplay
 from worker.placement.placement import Assignment, draw_placement, part_json, write_assignment
 from worker.placement.tenants import Planned
 from worker.plan import plan_machine
-from worker.settings import WorkerSettings, load_worker_settings
+from worker.settings import WorkerSettings, find_cache_dir, load_worker_settings
 
 logger = logging.getLogger(__name__)
 
@@ -244,3 +248,25 @@ def make_process_spec(
         return make_process_spec(replica, former, on_end)
 
     return replace(replica, argv=(*replica.argv, f"--incarnation={incarnation}", *told), succeed=succeed)
+
+
+def prepare(card: ModelCard, settings: Settings) -> dict[str, Any] | None:
+    """Load the model on the first of the planned devices, and return the report of the engine, as of a worker.
+
+    Return None without loading it if several devices share it; such a model needs no conversion. A conversion for
+    openvino stays in the cache directory. Raise ModelDoesNotFit and ModelError.
+    """
+    from worker.engine.engine import Engine  # imported late: the launcher itself loads no model
+
+    worker_settings = load_worker_settings()
+    (planned,) = plan_machine([card], detect_inventory(), worker_settings)
+    devices = assign_replicas(planned)[0].devices
+    if len(devices) > 1:
+        return None
+    display = LoadingDisplay(card.name, Console(stderr=True) if sys.stderr.isatty() else None)
+    engine = Engine(card, devices[0], worker_settings, find_cache_dir(settings), display=display)
+    try:
+        engine.start()
+        return engine.report()
+    finally:
+        engine.stop()

@@ -7,7 +7,7 @@ neither the text of a query nor the message of an error, which may quote a text.
 import logging
 import threading
 from collections import deque
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import Final, Protocol
 
 import numpy as np
@@ -26,22 +26,13 @@ from vectormill.broker.queries import (
 )
 from vectormill.domain.errors import ChunkError
 from vectormill.domain.task import REPRESENTATIONS
-from vectormill.tracing import NOTHING, Note, span
+from vectormill.tracing import NOTHING, span
 from worker.engine.request import EncodeRequest, EncodeResult
 from worker.engine.request_queue import QUERY_PLACES
 
 logger = logging.getLogger(__name__)
 
 AWAY_SECONDS: Final = 0.1
-
-
-def trace_query(query: Query) -> AbstractContextManager[Note]:
-    """Open a span in the trace of the first request that waits for the query, with links to other traces."""
-    if not query.traceparents:
-        return NOTHING
-    first, *others = query.traceparents
-    texts = len(query.texts)
-    return span("encode query", kind="consumer", parent=first, links=others, texts=texts)
 
 
 class QueryEngine(Protocol):
@@ -131,7 +122,11 @@ class QueryListener:
             self._in_hand.add(query.id)
         try:
             self._consumer.answer(query, QueryAccepted(query.id, self._worker))
-            with trace_query(query) as note:
+            # The span is in the trace of the first request that waits for the query, with links to other traces.
+            first, *others = query.traceparents or ("",)
+            texts = len(query.texts)
+            traced = span("encode query", kind="consumer", parent=first, links=others, texts=texts)
+            with traced if first else NOTHING as note:
                 answer = self._encode(query)
                 if isinstance(answer, NotEncoded):
                     note.fail(answer.reason)

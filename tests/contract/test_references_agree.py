@@ -15,8 +15,7 @@ from vectormill.domain.errors import ModelError
 from vectormill.jobs.item import join_pair, split_pair
 from vectormill.models.poolings import POOLING_NAMES
 from vectormill.models.registry import EncodingOptions, make_spec
-from worker.certificates.measuring import choose_library
-from worker.certificates.texts import make_texts
+from worker.certificates.measuring import choose_library, make_texts
 from worker.model import plain
 
 

@@ -198,7 +198,7 @@ def try_to_load(card: "ModelCard", settings: "Settings") -> "Mapping[str, Any] |
             "It was not loaded: this installation has no torch, so workers convert it when they first load it."
         )
         return None
-    from worker.preparing import prepare
+    from worker.launcher import prepare
 
     report = prepare(card, settings)
     if report is None:

@@ -1,18 +1,23 @@
 """Measure how well a model agrees with its reference, in each way that this machine can run it, and measure it again.
 
 The reference is computed in a process of its own (worker/model/plain.py). The engine encodes the same texts
-alone, together in batches, and together in a newly started model process.
+alone, together in batches, and together in a newly started model process. The texts have many scripts, and every
+length from one token to beyond the window. A worker checks the model that it has loaded against its
+certificate, if there is one.
 """
 
 import importlib.util
+import logging
+import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import file_digest
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -23,6 +28,7 @@ from vectormill.corpus import take_evenly
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.domain.task import DENSE, RAW, VECTOR
+from vectormill.jobs.item import join_pair
 from vectormill.models.families import find_family
 from vectormill.models.model_card import ModelCard
 from vectormill.models.model_shape import ModelShape
@@ -41,12 +47,14 @@ from worker.certificates.certificate import (
     Method,
     Unmeasured,
     describe_changes,
+    find_bound,
     find_breaches,
     find_changed_files,
     find_promise,
     make_measurement,
+    name_certificate,
+    read_certificate,
 )
-from worker.certificates.texts import make_texts
 from worker.devices.backends import BACKENDS, SHARING
 from worker.devices.detect import detect_inventory
 from worker.devices.device import CPU, Device, Inventory, parse_devices
@@ -67,12 +75,20 @@ from worker.placement.strategies import REPLICATE, SHARED
 from worker.plan import find_shape, plan_worker
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings, find_cache_dir, load_worker_settings
+from worker.tokens.tokenizer import SAMPLE
+
+logger = logging.getLogger(__name__)
 
 SEED: Final = 25
 # Reading longer texts in fp32 one at a time would take hours for some models; an option asks for them.
 LONGEST_TOKENS: Final = 2048
 MAX_TEXT_CHARS: Final = 1 << 30
 TOP: Final = 10
+SCRIPTS: Final = files("worker.certificates").joinpath("texts.txt")
+NUM_SAMPLES: Final = 40
+# Words of the longest text for each token that the model reads: no word has less than a token.
+WORDS_PER_TOKEN: Final = 2
+QUERY_CHARS: Final = 40
 # Texts that are encoded alone, evenly taken of all: a model that is fully sharded takes half a second for each.
 NUM_ALONE: Final = 48
 ALONE: Final = "alone"
@@ -166,7 +182,10 @@ def list_combinations(card: ModelCard, choices: Choices, inventory: Inventory) -
     for device in {each.description: each for each in reversed(devices)}.values():
         for precision in list_precisions(choices.precision, device, card.model_type):
             yield from _list_on(device, precision, shape, choices)
-    shared = _choose_shared(devices, choices.devices, inventory)
+    # Two devices that can share a model: accelerators, or halves of the processor; empty if there are none.
+    shared = ",".join(device.name for device in devices[:2]) if len(devices) > 1 else ""
+    if not shared and devices[0].kind == CPU and choices.devices in (AUTO, CPU):
+        shared = "cpu:0,cpu:1" if len(inventory.physical_cores) > 1 else ""
     if find_family(shape.model_type).layout is None or not shared:
         return
     for strategy in SHARED:
@@ -200,14 +219,6 @@ def _list_on(device: Device, precision: str, shape: ModelShape, choices: Choices
         yield Combination(backend.name, precision, PADDED, REPLICATE, name)
         if backend.has_packed_attention and not find_packing_obstacle(attention, device, precision):
             yield Combination(backend.name, precision, PACKED, REPLICATE, name)
-
-
-def _choose_shared(devices: Sequence[Device], wanted: str, inventory: Inventory) -> str:
-    """Return two devices that can share a model: accelerators, or halves of the processor; empty if none."""
-    if len(devices) > 1:
-        return ",".join(device.name for device in devices[:2])
-    is_divisible = devices[0].kind == CPU and wanted in (AUTO, CPU) and len(inventory.physical_cores) > 1
-    return "cpu:0,cpu:1" if is_divisible else ""
 
 
 def measure(
@@ -399,19 +410,16 @@ def find_rank_agreement(
     label.
     """
     if spec.result == VECTOR:
-        one, other = (_find_neighbours(vectors) for vectors in (reference, found))
+        likeness = []
+        for vectors in (reference, found):
+            unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+            cosines = unit @ unit.T
+            np.fill_diagonal(cosines, -np.inf)
+            likeness.append(cosines)
     else:
-        one, other = (np.argsort(-scores.T, axis=1)[:, :TOP] for scores in (reference, found))
+        likeness = [scores.T for scores in (reference, found)]
+    one, other = (np.argsort(-each, axis=1)[:, :TOP] for each in likeness)
     return float(np.mean([len(set(a) & set(b)) / TOP for a, b in zip(one, other, strict=True)]))
-
-
-def _find_neighbours(vectors: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Return for each vector the ten others with the largest cosines, in any order."""
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    cosines = unit @ unit.T
-    np.fill_diagonal(cosines, -np.inf)
-    nearest: NDArray[np.int64] = np.argsort(-cosines, axis=1)[:, :TOP]
-    return nearest
 
 
 def digest_files(card: ModelCard) -> dict[str, str]:
@@ -431,17 +439,11 @@ def describe_circumstances(inventory: Inventory, combinations: Sequence[Combinat
         for combination in combinations
         for device in parse_devices(combination.devices, inventory)
     }
-    return Circumstances(find_versions(), inventory.description, sorted(inventory.features), used)
-
-
-def find_versions() -> Mapping[str, str]:
-    found = {}
+    versions = {}
     for name in LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return Circumstances(versions, inventory.description, sorted(inventory.features), used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,3 +497,76 @@ def verify(certified: Certificate, card: ModelCard, machine: Machine, tell: Tell
         breach for each in found.measurements for breach in find_breaches(was[each.combination], each)
     ]
     return Verdict(certified, found, notes, failures)
+
+
+def find_certificate(data_dir: Path, card: ModelCard) -> Certificate | None:
+    """Return the certificate of this model; None if there is none, or only one of another revision.
+
+    Raises ConfigurationError if the file was damaged or edited.
+    """
+    path = name_certificate(data_dir, card.name)
+    if not path.is_file():
+        return None
+    certificate = read_certificate(path)
+    was = certificate.spec.revision
+    if settle_spec(card, certificate.spec).revision != card.revision:
+        logger.warning("%s is not used: it is of revision %s, and this is %s.", path, was, card.revision)
+        return None
+    return certificate
+
+
+def check_loaded(engine: Engine, certificate: Certificate | None) -> None:
+    """Encode the known texts. Raise ModelError if a result leaves the certified bounds."""
+    if certificate is None:
+        return
+    texts = list(certificate.known)
+    rows = [np.frombuffer(bytes.fromhex(each), dtype="<f4") for each in certificate.known.values()]
+    encoded = [text.encode() for text in texts]
+    request = EncodeRequest("certificate", certificate.spec, encoded, False, MAX_TEXT_CHARS)
+    found = engine.encode(request, threading.Event())
+    report = engine.report()
+    bound = find_bound(certificate, report["backend"]["value"], report["precision"]["value"])
+    agreement = find_agreement(certificate.spec, np.stack(rows), found.vectors)
+    if not agreement.min() >= bound:
+        raise ModelError(
+            f"The model process is faulty: {texts[int(agreement.argmin())][:40]!r} agrees with the reference of the "
+            f"certificate by {agreement.min():.5f}, and at least {bound:.5f} is certified. If the model was changed on "
+            "purpose, certify it again."
+        )
+    logger.info("%s agrees with its certificate by %.5f.", certificate.model, agreement.min())
+
+
+def make_texts(spec: EncodingSpec, seed: int) -> list[bytes]:
+    """Return the texts for a spec, always the same for a seed; every other one is a pair if pairs are scored.
+
+    All are pairs if the model reads nothing else.
+    """
+    scripts = [line for line in SCRIPTS.read_text(encoding="utf-8").split("\n") if line]
+    english = [line for line in SAMPLE.read_text(encoding="utf-8").split("\n") if line]
+    texts = [*scripts, *take_evenly(english, NUM_SAMPLES)]
+    chance = random.Random(seed)  # noqa: S311 - chooses texts, and no secret
+    for source in (scripts, english):
+        length = 1
+        while length <= WORDS_PER_TOKEN * spec.max_tokens:
+            texts.append(take_words(source, length, chance))
+            length *= 2
+    texts.append(take_words(scripts, WORDS_PER_TOKEN * spec.max_tokens, chance))
+    if spec.result == VECTOR:
+        return [text.encode() for text in texts]
+    if not spec.labels:  # queries with documents, of which only these are cut
+        return [
+            join_pair(texts[place - 1][:QUERY_CHARS].encode(), text.encode())
+            for place, text in enumerate(texts)
+        ]
+    return [
+        join_pair(text.encode(), texts[place - 1].encode()) if place % 2 else text.encode()
+        for place, text in enumerate(texts)
+    ]
+
+
+def take_words(lines: list[str], num_words: int, chance: random.Random) -> str:
+    """Return a text of so many words, made of lines in random order."""
+    words: list[str] = []
+    while len(words) < num_words:
+        words += chance.choice(lines).split()
+    return " ".join(words[:num_words])

@@ -18,7 +18,7 @@ from vectormill.domain.errors import ModelError
 from vectormill.models.registry import open_registry
 from vectormill.settings import Settings
 from worker.certificates.certificate import digest_content
-from worker.certificates.loading import check_loaded, find_certificate
+from worker.certificates.measuring import check_loaded, find_certificate
 from worker.engine.engine import Engine
 from worker.settings import WorkerSettings
 

@@ -27,13 +27,14 @@ from worker.certificates.certificate import (
     write_certificate,
 )
 from worker.certificates.measuring import (
+    QUERY_CHARS,
     Choices,
     choose_spec,
     find_agreement,
     find_rank_agreement,
     list_combinations,
+    make_texts,
 )
-from worker.certificates.texts import QUERY_CHARS, make_texts
 from worker.devices.described import describe_inventory
 
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)

@@ -99,7 +99,10 @@ class Extraction:
             )
         for number, failure in (failures or {}).items():
             self._fail(self._states[self._asked[number][0]], failure)
-        for index, numbers in self._numbers_by_text():
+        numbers_of: dict[int, list[int]] = {}
+        for number, (index, _) in enumerate(self._asked):
+            numbers_of.setdefault(index, []).append(number)
+        for index, numbers in numbers_of.items():
             state = self._states[index]
             if state.failure is None:
                 windows = [self._asked[number][1] for number in numbers]
@@ -196,12 +199,6 @@ class Extraction:
         texts = np.array([index for index, _ in self._asked], dtype=np.int32)
         is_blank = np.array([self._states[index].is_blank for index in texts.tolist()], dtype=np.int32)
         return Prompts(find_inputs(windows, layout, is_blank), texts)
-
-    def _numbers_by_text(self) -> Iterator[tuple[int, list[int]]]:
-        numbers: dict[int, list[int]] = {}
-        for number, (index, _) in enumerate(self._asked):
-            numbers.setdefault(index, []).append(number)
-        return iter(numbers.items())
 
     @staticmethod
     def _fail(state: TextState, failure: ItemFailure) -> None:

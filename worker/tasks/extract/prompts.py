@@ -261,12 +261,10 @@ class HintWriter:
         """
         others = [asked for asked in levels if list(asked) != [()]]
         written = iter(self._write(others))
-        return [self._write_roots(asked) if list(asked) == [()] else next(written) for asked in levels]
-
-    def _write_roots(self, asked: PlanRequest) -> Hints:
-        if self._roots is None:
-            self._roots = self._write([asked])[0]
-        return self._roots
+        for asked in levels:
+            if self._roots is None and list(asked) == [()]:
+                self._roots = self._write([asked])[0]
+        return [(self._roots if list(asked) == [()] else None) or next(written) for asked in levels]
 
     def _write(self, levels: Sequence[PlanRequest]) -> list[Hints]:
         strings = sorted({write_prefix(prefix) for asked in levels for prefix in asked})
@@ -372,19 +370,15 @@ def put_token_in(window: Window, number: int, token: str, tokenizer: PromptToken
     return replace(window, tokens=tokens, grows_at=grows_at)
 
 
-def rebuild_type_ids(ids: NDArray[np.int32], sep_id: int) -> NDArray[np.int32]:
-    """Return type ids [L] for tokenizers that give 0 everywhere: 1 after the first [SEP] of a hint."""
-    is_sep = ids == sep_id
-    begins = np.zeros(len(ids), dtype=np.int32)
-    begins[1:] = is_sep[:-1] & ~is_sep[1:]
-    return np.minimum(np.cumsum(begins), 1).astype(np.int32)
-
-
 def _lay_window(
     hint: Hint, tokens: Tokens, type_ids: NDArray[np.int32], tokenizer: PromptTokenizer
 ) -> Window:
     if not type_ids.any():
-        type_ids = rebuild_type_ids(tokens.ids, tokenizer.sep_id)
+        # The tokenizer gives 0 everywhere: 1 after the first [SEP] of a hint.
+        is_sep = tokens.ids == tokenizer.sep_id
+        begins = np.zeros(len(is_sep), dtype=np.int32)
+        begins[1:] = is_sep[:-1] & ~is_sep[1:]
+        type_ids = np.minimum(np.cumsum(begins), 1).astype(np.int32)
     return Window(hint, tokens, type_ids, int((type_ids == 0).sum()))
 
 

@@ -116,7 +116,11 @@ def parse_config(written: Mapping[str, Any], place: str) -> DebertaConfig:
     given.refuse("conv_kernel_size", config.conv_kernel_size > 0 and config.conv_kernel_size % 2 == 0)
     for name in ("hidden_act", "conv_act"):
         given.refuse(name, getattr(config, name) not in ACTIVATIONS)
-    given.refuse_unknown()
+    if unknown := sorted(written.keys() - given.read - WITHOUT_EFFECT):
+        raise ModelError(
+            f"{place}: unknown settings: {', '.join(unknown)}. They may change what the model computes; remove from "
+            "the file those that have no effect on a forward pass."
+        )
     return config
 
 
@@ -154,10 +158,10 @@ class _Given:
 
     def __init__(self, config: Mapping[str, Any], place: str) -> None:
         self._config, self._place = config, place
-        self._read: set[str] = set()
+        self.read: set[str] = set()
 
     def value(self, name: str, default: Any = None) -> Any:
-        self._read.add(name)
+        self.read.add(name)
         value = self._config.get(name)
         return default if value is None else value
 
@@ -173,11 +177,3 @@ class _Given:
     def refuse(self, name: str, is_refused: bool) -> None:
         if is_refused:
             raise ModelError(f"{self._place}: {name} is {self._config.get(name)!r}, which is not supported.")
-
-    def refuse_unknown(self) -> None:
-        unknown = sorted(self._config.keys() - self._read - WITHOUT_EFFECT)
-        if unknown:
-            raise ModelError(
-                f"{self._place}: unknown settings: {', '.join(unknown)}. They may change what the model "
-                "computes; remove from the file those that have no effect on a forward pass."
-            )

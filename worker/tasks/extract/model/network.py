@@ -339,7 +339,11 @@ class RexNetwork(nn.Module):
         """Return the relative embedding number of each token pair, and the slice that these fall into."""
         assert self._table is not None, "prepare() comes first"
         middle = len(self._numbers) // 2
-        farthest = min(_find_farthest(position_ids), middle)
+        # An upper bound on the distances between positions. On a GPU this is the number of tokens, because a look-up
+        # would make the host wait. On a CPU the positions are read: they restart in every type, so a prompt of many
+        # types has only a few dozen.
+        is_host = position_ids.device.type == "cpu"
+        farthest = min(int(position_ids.max()) if is_host else position_ids.shape[1], middle)
         # The numbers ascend with distance, so the two farthest distances have the first and the last.
         first, last = (int(self._numbers[middle + side * farthest]) for side in (-1, 1))
         distances = position_ids[:, :, None] - position_ids[:, None, :]
@@ -392,16 +396,6 @@ def outline_network(directory: Path, config: DebertaConfig, dtype: torch.dtype) 
     _check_keys(wanted, found, directory)
     network.requires_grad_(False)
     return network
-
-
-def _find_farthest(position_ids: Tensor) -> int:
-    """Return an upper bound on the distances between positions.
-
-    On a GPU this is the number of tokens, because a look-up would make the host wait. On a CPU the positions
-    are read: they restart in every type, so a prompt of many types has only a few dozen.
-    """
-    length: int = position_ids.shape[1]
-    return length if position_ids.device.type != "cpu" else int(position_ids.max())
 
 
 def _see(groups: Tensor) -> Tensor:
