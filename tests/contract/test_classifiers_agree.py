@@ -23,7 +23,7 @@ from tests.classifiers import (
 from tests.models import read_card
 from vectormill.domain.errors import ModelError
 from vectormill.models.families import FAMILIES, find_layout
-from worker.model.classifiers import HEADS, load_head
+from worker.model.heads import HEADS, load_head
 from worker.model.network import load_transformer
 from worker.parallel.filling import build_skeleton, fill
 from worker.tokens.tokenizer import Tokenizer

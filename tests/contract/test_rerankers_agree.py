@@ -39,7 +39,7 @@ from vectormill.models.rerankers import RERANKERS
 from vectormill.models.specs import find_kind, make_spec
 from vectormill.ragged import Ragged
 from worker.encoder.encoder import Encoder
-from worker.model.classifiers import load_head
+from worker.model.heads import load_head
 from worker.tasks.score import tokenize_worded
 from worker.tasks.table import make_tasks
 from worker.tokens.tokenized import TokenizedTexts

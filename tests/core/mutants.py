@@ -365,13 +365,13 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an adapter is merged without its factor",
-        "worker/model/adapters.py",
+        "worker/model/weights.py",
         "product * self.scaling",
         "product",
     ),
     Mutant(
         "a reranker's score is the logit of one word of two",
-        "worker/model/classifiers.py",
+        "worker/model/heads.py",
         "return logits[:, :1] - logits[:, 1:].sum(dim=1, keepdim=True)",
         "return logits[:, :1]",
     ),

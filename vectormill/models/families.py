@@ -1,6 +1,6 @@
 """The families of transformers, one row each: what is known of an architecture without its code.
 
-What needs torch is in worker/model: the head of a classifier is a row of HEADS (worker/model/classifiers.py).
+What needs torch is in worker/model: the head of a classifier is a row of HEADS (worker/model/heads.py).
 An architecture without a row is computed padded, on one device, and cannot be a classifier. Imports no
 framework.
 """

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-# Weights of a classifier's head (worker.model.classifiers), which vectors do not depend on.
+# Weights of a classifier's head (worker.model.heads), which vectors do not depend on.
 HEAD_PARTS: Final = frozenset({"pooler", "classifier", "score"})
 HEAD_FIRST_PARTS: Final = frozenset({"head", "pre_classifier"})
 # Other weights that the transformer of worker.model.network does not load: other heads, and buffers.

@@ -331,27 +331,11 @@ class ChunkEncoder:
             logger.exception("Cannot read the texts of chunk %d", claim.chunk_id)
             return [Item("", b"")] * claim.num_items
 
-    def _release(
-        self,
-        claim: Claim,
-        reason: str,
-        *,
-        is_counted: bool,
-        is_lost: bool = False,
-        is_lapsed: bool = False,
-        delay: float = 0.0,
-    ) -> None:
+    def _release(self, claim: Claim, reason: str, *, delay: float = 0.0, **counts: bool) -> None:
+        """Hand the chunk back. `counts` say as what, as in release_chunk."""
+        delay = min(delay, _LONGEST_DELAY_SECONDS)
         self._write(
-            claim,
-            lambda connection: release_chunk(
-                connection,
-                claim,
-                reason,
-                is_counted=is_counted,
-                is_lost=is_lost,
-                is_lapsed=is_lapsed,
-                delay_seconds=min(delay, _LONGEST_DELAY_SECONDS),
-            ),
+            claim, lambda connection: release_chunk(connection, claim, reason, delay_seconds=delay, **counts)
         )
 
     def _write(self, claim: Claim, write: Callable[[Connection], object]) -> None:

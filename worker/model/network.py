@@ -17,13 +17,18 @@ from vectormill.models.model_files import BLOCK_SPARSE
 from vectormill.models.weights import SAFETENSORS, find_weights
 from worker.batching.batch import TOKEN_INPUTS
 from worker.encoder.encoder import OnRead
-from worker.model.adapters import merge_adapter
-from worker.model.classifiers import PUBLISHED_PREFIX, check_published, is_published, load_config, load_head
-from worker.model.heads import load_heads
+from worker.model.heads import (
+    PUBLISHED_PREFIX,
+    check_published,
+    is_published,
+    load_config,
+    load_head,
+    load_heads,
+)
 from worker.model.masks import tell_masks
 from worker.model.pooling import pool_hidden_states
 from worker.model.runtime import transformers
-from worker.model.weights import read_tensors
+from worker.model.weights import merge_adapter, read_tensors
 from worker.tokens.reference import Reference
 from worker.tokens.tokenizer import SAMPLE
 

@@ -22,8 +22,8 @@ from vectormill.models.families import find_family
 from vectormill.models.model_card import ModelCard
 from vectormill.models.poolings import CLS, LAST_TOKEN, MAX, MEAN, MEAN_SQRT_LEN, WEIGHTED_MEAN
 from vectormill.models.rerankers import DOCUMENT, INSTRUCTION, QUERY, fill_in
-from worker.model.adapters import merge_adapter
 from worker.model.network import UNUSED_WEIGHTS, load_dense
+from worker.model.weights import merge_adapter
 
 OFFLINE: Final[dict[str, Any]] = {"local_files_only": True, "trust_remote_code": False}
 ARITHMETIC: Final[dict[str, Any]] = {"attn_implementation": "eager", "dtype": torch.float32}

@@ -28,17 +28,18 @@ from vectormill.models.model_card import ModelCard
 from vectormill.models.tensor_headers import TensorHeader, read_header
 from vectormill.models.weights import find_weights
 from worker.encoder.encoder import OnRead
-from worker.model.adapters import MatrixPair, open_adapter
-from worker.model.classifiers import PUBLISHED_PREFIX, is_published, load_config, outline_head
+from worker.model.heads import PUBLISHED_PREFIX, is_published, load_config, outline_head
 from worker.model.network import prepare_transformer
 from worker.model.runtime import transformers
 from worker.model.weights import (
+    MatrixPair,
     Range,
     Rounded,
     RoundedEmbedding,
     RoundedLinear,
     find_compressible,
     find_factor,
+    open_adapter,
     open_weights,
     read_ranges,
 )

@@ -26,8 +26,8 @@ from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA
 from worker.encoder.choice import find_arithmetic
 from worker.encoder.encoder import EncoderOrder
-from worker.model.adapters import open_adapter
 from worker.model.torch_encoder import DTYPES
+from worker.model.weights import open_adapter
 from worker.parallel.filling import fill, hold_rounded
 from worker.parallel.offload import OffloadedLayers
 from worker.parallel.pipeline import PipelineStage, cut_stage

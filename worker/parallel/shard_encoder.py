@@ -32,9 +32,9 @@ from worker.encoder.choice import (
 from worker.encoder.encoder import AUTO, Choice, Deferred, Encoder, EncoderOrder, ForwardPass
 from worker.encoder.outputs import WantedOutputs
 from worker.encoder.switches import SwitchChoice, parse_switches
-from worker.model.classifiers import check_published
 from worker.model.cuda_pass import Compute, CudaPass, LayOut, copy_inputs
 from worker.model.forms import Form, PackedForm, PaddedForm, Part, compute_outputs, lay_out_outputs
+from worker.model.heads import check_published
 from worker.model.network import (
     check_tokenizer,
     list_token_inputs,

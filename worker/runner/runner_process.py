@@ -44,7 +44,7 @@ from worker.runner.messages import (
     Reading,
     Started,
 )
-from worker.runner.stacks import answer_with_stacks
+from worker.runner.runner import answer_with_stacks
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.encoder import EncoderOrder
 from worker.runner import runner, starter
 from worker.runner.channel import Channel, make_memory
-from worker.runner.runner import Runner, RunnerLost, bound_waits
-from worker.runner.stacks import NO_ANSWER, StackFile
+from worker.runner.runner import NO_ANSWER, Runner, RunnerLost, StackFile, bound_waits
 from worker.runner.starter import RunnerStarter
 
 
@@ -43,7 +42,7 @@ def test_a_process_that_stops_in_the_middle_of_a_message_is_not_waited_for_for_e
 # It waits in C: a handler written in Python would wait with it.
 PROGRAM = """
 import sys, threading
-from worker.runner.stacks import answer_with_stacks
+from worker.runner.runner import answer_with_stacks
 answer_with_stacks(int(sys.argv[1]))
 lock = threading.Lock()
 def wait_for_ever():
