@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -121,7 +120,8 @@ def making_engines(directory: Path) -> Iterator[MakeEngine]:
 
 def allow_passes(engine: Engine, seconds: float) -> None:
     """Set how many seconds a forward pass of this engine may take from now on."""
-    engine._executor._timeouts = replace(engine._executor._timeouts, forward_seconds=seconds)
+    executor = engine._executor
+    executor._settings = executor._settings.model_copy(update={"forward_timeout_seconds": seconds})
 
 
 def be_patient(engine: Engine) -> None:

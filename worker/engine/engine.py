@@ -30,7 +30,7 @@ from worker.batching.limits import BatchLimits
 from worker.devices.device import Device
 from worker.encoder.choice import FP32
 from worker.encoder.encoder import EncoderOrder, EncoderReport, find_changes
-from worker.engine.executor import Executor, ExecutorTimeouts, Proof
+from worker.engine.executor import Executor, Proof
 from worker.engine.in_flight import KnownTexts
 from worker.engine.request import EncodeRequest, EncodeResult, wait_unless_cancelled
 from worker.engine.request_queue import QUERY_PLACES, Admission, RequestQueue, Ticket
@@ -139,11 +139,7 @@ class Engine:
                 )
                 + COLLECTIVE_GRACE_SECONDS,
             ),
-            ExecutorTimeouts(
-                settings.model_load_timeout_seconds,
-                settings.forward_timeout_seconds,
-                settings.max_runner_restarts,
-            ),
+            settings,
             self._queue,
             self._tuner,
             KnownTexts(known, self._find_flaw),

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from queue import Queue
 from selectors import EVENT_READ, DefaultSelector
@@ -31,6 +30,7 @@ from worker.runner.messages import Loaded, LoadFailed, Reading
 from worker.runner.runner import Runner, RunnerLost
 from worker.runner.runner_group import RunnerGroup
 from worker.runner.starter import RunnerStarter
+from worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +47,6 @@ FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorTimeouts:
-    """Limits on how long a runner may take and how often in a row it may be lost."""
-
-    load_seconds: float
-    forward_seconds: float
-    max_restarts: int
-
-
 # Called with every encoder that was loaded, before it gets its first batch.
 OnLoaded = Callable[[EncoderReport, MemoryReport | None], None]
 
@@ -66,7 +57,7 @@ class Executor:
     def __init__(
         self,
         starter: RunnerStarter,
-        timeouts: ExecutorTimeouts,
+        settings: WorkerSettings,
         queue: RequestQueue,
         tuner: Tuner,
         known: KnownTexts,
@@ -75,7 +66,7 @@ class Executor:
     ) -> None:
         self._starter = starter
         self._name = starter.order.card.name
-        self._timeouts = timeouts
+        self._settings = settings
         self._queue = queue
         self._in_flight = InFlight(queue, tuner, known, starter.order.card.dimension)
         self._on_loaded = on_loaded
@@ -185,17 +176,19 @@ class Executor:
         self.state, self.reason = RUNNING, ""
         self._settled.set()
         while not self._stopping.is_set():
-            self._step(runner, "a forward pass", self._timeouts.forward_seconds)
+            self._step(runner, "a forward pass", self._settings.forward_timeout_seconds)
 
     def _wait_until_loaded(self, runner: AnyRunner) -> bool:
         """Wait until the model is loaded. Return False if the executor was stopped in the meantime."""
-        deadline = time.monotonic() + self._timeouts.load_seconds
+        deadline = time.monotonic() + self._settings.model_load_timeout_seconds
         while not (message := self._receive_loading(runner, deadline)):
             if self._stopping.is_set():
                 runner.kill()  # the process would notice the closed pipe only after it has loaded
                 return False
             if time.monotonic() >= deadline:
-                raise self._abandon(runner, f"loading took more than {self._timeouts.load_seconds:g} s")
+                raise self._abandon(
+                    runner, f"loading took more than {self._settings.model_load_timeout_seconds:g} s"
+                )
         if isinstance(message, LoadFailed):
             if not self._is_loaded:  # the model was never loaded, so trying again would not help
                 raise ModelError(message.reason)
@@ -220,7 +213,7 @@ class Executor:
             if self._stopping.is_set():
                 runner.kill()
                 return False
-            self._step(runner, "encoding a known text", self._timeouts.load_seconds)
+            self._step(runner, "encoding a known text", self._settings.model_load_timeout_seconds)
         return True
 
     def _receive_loading(self, runner: AnyRunner, deadline: float) -> object | None:
@@ -314,7 +307,7 @@ class Executor:
             self._leave_backend(loss)
             return
         num_lost = self._in_flight.num_lost_in_row
-        if num_lost > self._timeouts.max_restarts:
+        if num_lost > self._settings.max_runner_restarts:
             raise ModelError(
                 f"The model process was lost {num_lost} times in a row, most recently because {loss}."
             )

@@ -9,7 +9,7 @@ that is not finite gets a marker instead.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -150,17 +150,12 @@ def read_rows(numbers: NDArray[np.float32], num_sequences: int) -> Ragged:
     """Return a row for each sequence from the numbers of `join_cells`, which had room for all cells."""
     counts = count_cells(numbers, num_sequences)
     cells = numbers[2 * num_sequences :][: CELL_WIDTH * int(counts.sum())]
-    return lay_rows(numbers[:num_sequences], counts, cells)
-
-
-def lay_rows(signs: NDArray[Any], counts: NDArray[Any], cells: NDArray[Any]) -> Ragged:
-    """Arrange signs [n] and cells [all cells * CELL_WIDTH] as rows with `counts` [n] cells each."""
     lengths = 1 + CELL_WIDTH * counts
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     values = np.empty(offsets[-1], dtype=np.float32)
     is_sign = np.zeros(len(values), dtype=np.bool_)
     is_sign[offsets[:-1]] = True
-    values[is_sign] = signs
+    values[is_sign] = numbers[:num_sequences]
     values[~is_sign] = cells
     return Ragged(values, offsets)
