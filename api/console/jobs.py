@@ -24,8 +24,7 @@ from api.console.history import (
 )
 from api.cursors import cut_page, decode_cursor
 from api.dependencies import JobId, ResourcesDependency
-from api.problems import Problem
-from api.routes.jobs import JOB_CHANGES, change_job
+from api.routes.jobs import JOB_CHANGES, change_job, refuse_unknown_state
 from api.routes.results import get_results, get_vectors
 from api.streams.row_streams import ResultResponse
 from vectormill.domain.task import RECORD, REPRESENTATIONS, RESULT_ROUTES, SCORE, VECTOR
@@ -35,7 +34,6 @@ from vectormill.jobs.bottleneck import WAIT
 from vectormill.jobs.job import (
     FILE,
     JOB_STATE_BY_NAME,
-    JOB_STATES,
     QUEUED,
     RUNNING,
     UPLOADING,
@@ -213,10 +211,7 @@ def read_jobs(
     Days are those of UTC. Raise Problem for an unknown state.
     """
     state = state or None
-    if state is not None and state not in JOB_STATES:
-        raise Problem(
-            422, "invalid-request", f"Unknown job state {state!r}; expected one of: {', '.join(JOB_STATES)}."
-        )
+    refuse_unknown_state(state)
     jobs = list_jobs(
         connection,
         state=state,

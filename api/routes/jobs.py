@@ -65,12 +65,17 @@ async def create_job(
     return respond(operations.SUBMIT, answer, headers={"Retry-After": str(POLL_AFTER_SECONDS)})
 
 
+def refuse_unknown_state(state: str | None) -> None:
+    """Raise Problem for what is no state of jobs."""
+    if state is not None and state not in JOB_STATES:
+        reason = f"Unknown job state {state!r}; expected one of: {', '.join(JOB_STATES)}."
+        raise refuse(reason, parameter="state")
+
+
 @serve(router, operations.LIST)
 def get_jobs(connection: Connection, query: JobQuery) -> JobPage:
     """List jobs, newest first."""
-    if query.state is not None and query.state not in JOB_STATES:
-        reason = f"Unknown job state {query.state!r}; expected one of: {', '.join(JOB_STATES)}."
-        raise refuse(reason, parameter="state")
+    refuse_unknown_state(query.state)
     jobs = list_jobs(
         connection,
         state=query.state,
