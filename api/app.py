@@ -11,13 +11,10 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow
-import redis
 import uvicorn
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from fastapi.openapi.utils import get_openapi
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -29,13 +26,12 @@ from api.door.hosts import parse_allowed_hosts, parse_trusted_proxies
 from api.door.keys import KeyGuard
 from api.door.machine import MachineUsers
 from api.door.observer import RequestObserver
-from api.door.scopes import find_scope
+from api.door.scopes import OPERATIONS, find_scope
 from api.intake.puts import Puts
 from api.limits.gates import Gates
 from api.limits.patience import PatientConfig
 from api.metrics import ApiMetrics
-from api.openai import embeddings, others, reranking
-from api.openai.operations import OPERATIONS as OTHER_OPERATIONS
+from api.openai import routes as openai_routes
 from api.problems import MEDIA_TYPE, PROBLEM_EXAMPLE, ProblemBody, register_handlers
 from api.queries import QueryExchange
 from api.routes import (
@@ -56,13 +52,12 @@ from api.searches import SEARCH_CONNECTIONS, SearchPool
 from api.serving import REFERENCE, find_types
 from api.watch import Watch
 from vectormill.batches.endpoints import INPUT_SCHEMA
+from vectormill.broker.doorbell import connect
 from vectormill.db.session import make_engine
 from vectormill.jobs.jobs import is_model_in_use
-from vectormill.keys.api_keys import require_key_beyond_loopback
-from vectormill.keys.keyring import Keyring
+from vectormill.keys.api_keys import Keyring, require_key_beyond_loopback
 from vectormill.keys.own_key import OPEN_TO_ALL
 from vectormill.models.registry import open_registry
-from vectormill.operations import OPERATIONS
 from vectormill.processes.garbage import collect_seldom
 from vectormill.search.operations import ONE_OR_MANY, ONE_QUERY
 from vectormill.settings import Settings
@@ -72,7 +67,6 @@ GRACEFUL_SHUTDOWN_SECONDS: Final = 10
 # API process has at most ten. Requests beyond that wait for a connection.
 POOL_SIZE: Final = 4
 POOL_OVERFLOW: Final = 3
-REDIS_TIMEOUT_SECONDS: Final = 1.0
 # How old the state of a job may be that a client follows.
 FOLLOW_SECONDS: Final = 0.5
 KEY_SCHEME: Final = {
@@ -138,25 +132,27 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
     app.state.resources = resources
     app.state.lookout = lookout = health.ReadinessCheck(resources)
     app.state.stop_request = stop_request
-    for routes in (
-        embeddings,  # routers are tried in this order, so the most frequent requests come first
-        searches,
-        jobs,
-        results,
-        reranking,
-        others,
-        collections,
-        items,
-        schedules,
-        sources,
-        runs,
-        batches,
-        models,
-        webhooks,
-        health,
+    for router in (
+        openai_routes.router,  # routers are tried in this order, so the most frequent requests come first
+        searches.router,
+        jobs.router,
+        results.router,
+        openai_routes.rerank_router,
+        openai_routes.other_router,
+        collections.router,
+        items.router,
+        schedules.router,
+        sources.router,
+        runs.router,
+        batches.router,
+        models.router,
+        webhooks.router,
+        health.router,
+        collections.index_router,
+        batches.file_router,
+        sources.quote_router,
+        *CONSOLE_ROUTERS,
     ):
-        app.include_router(routes.router)
-    for router in (collections.index_router, batches.file_router, sources.quote_router, *CONSOLE_ROUTERS):
         app.include_router(router)
     register_handlers(app)
     add_middlewares(app, settings, resources)
@@ -208,23 +204,13 @@ def make_resources(settings: Settings, engine: Engine, is_stopping: Callable[[],
         engine=engine,
         searches=SearchPool(search_engine, settings, registry, queries),
         registry=registry,
-        redis=connect_redis(settings.redis_url) if settings.redis_url else None,
+        redis=connect(settings.redis_url) if settings.redis_url else None,
         queries=queries,
         metrics=metrics,
         gates=Gates.of(settings),
         watch=Watch(FOLLOW_SECONDS),
         puts=Puts(engine, settings, is_stopping),
         is_stopping=is_stopping,
-    )
-
-
-def connect_redis(redis_url: str) -> redis.Redis:
-    """Return a client that checks whether Redis is reachable, in one attempt of at most one second."""
-    return redis.Redis.from_url(
-        redis_url,
-        socket_timeout=REDIS_TIMEOUT_SECONDS,
-        socket_connect_timeout=REDIS_TIMEOUT_SECONDS,
-        retry=Retry(NoBackoff(), 0),
     )
 
 
@@ -245,11 +231,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
         _, components = msgspec.json.schema_components(
-            [
-                ProblemBody,
-                *find_types(OTHER_OPERATIONS),
-                *find_types(OPERATIONS),
-            ],
+            [ProblemBody, *find_types(OPERATIONS)],
             ref_template=REFERENCE,
         )
         components["EmbeddingsRequest"]["properties"]["input"] = INPUT_SCHEMA

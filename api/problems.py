@@ -40,6 +40,8 @@ from vectormill.settings import PREFIX, Settings
 
 TYPE_PREFIX: Final = "https://vectormill.dev/problems/"
 MEDIA_TYPE: Final = "application/problem+json"
+JSON_TYPE: Final = "application/json"
+FORM_TYPE: Final = "multipart/form-data"
 # After this time Postgres is usually back from a restart, and most work that a gate counted has ended.
 RETRY_AFTER_SECONDS: Final = 2
 
@@ -201,12 +203,12 @@ class Problem(Exception):
         if self.errors:
             first = self.errors[0]
             parameter = name_parameter(first.pointer) if first.pointer else first.parameter or first.header
-        status, told = tell_refusal(instance, self.status, self.code, self.detail, parameter)
+        status, told = describe_for_client(instance, self.status, self.code, self.detail, parameter)
         body = self.body(instance) | {"status": status} | told
         return JSONResponse(body, status_code=status, headers=self.headers, media_type=MEDIA_TYPE)
 
 
-def tell_refusal(
+def describe_for_client(
     path: str, status: int, code: str, detail: str, parameter: str | None = None
 ) -> tuple[int, dict[str, Any]]:
     """Return the status and the further members of an error that the clients of this path expect.
@@ -284,14 +286,12 @@ def describe_database_error(error: Exception) -> Problem | None:
 def register_handlers(app: FastAPI) -> None:
     """Register exception handlers, so that every failure of the application becomes problem details."""
 
-    async def answer_problem(request: Request, error: Exception) -> Response:
-        return cast(Problem, error).response(request.url.path)
+    async def answer(request: Request, error: Exception) -> Response:
+        problem = error if isinstance(error, Problem) else describe_error(cast(VectormillError, error))
+        return problem.response(request.url.path)
 
-    async def answer_error(request: Request, error: Exception) -> Response:
-        return describe_error(cast(VectormillError, error)).response(request.url.path)
-
-    app.add_exception_handler(Problem, answer_problem)
-    app.add_exception_handler(VectormillError, answer_error)
+    app.add_exception_handler(Problem, answer)
+    app.add_exception_handler(VectormillError, answer)
     app.add_exception_handler(RequestValidationError, answer_invalid_request)
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(ClientDisconnect, answer_disconnect)
@@ -356,3 +356,29 @@ async def answer_unexpected(request: Request, error: Exception) -> Response:
     # This response bypasses the middleware that adds the header to all others.
     headers = {HEADER.decode(): request_id} if request_id else {}
     return Problem(500, "internal-error", detail, headers=headers).response(request.url.path)
+
+
+# ---- the Content-Type of a body. A form on another site's page cannot send that of JSON, so the check also protects
+# against CSRF.
+
+
+def read_media_type(request: Request) -> str:
+    """Return the media type of the body, without parameters; empty if the request names none."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def require_json(request: Request) -> None:
+    """Raise Problem if the Content-Type is not that of JSON."""
+    media_type = read_media_type(request)
+    if media_type != JSON_TYPE:
+        raise unsupported_media_type(media_type, JSON_TYPE)
+
+
+def unsupported_media_type(media_type: str, *wanted: str) -> Problem:
+    given = f"is {media_type}" if media_type else "is missing"
+    return Problem(
+        415,
+        "unsupported-media-type",
+        f"The Content-Type must be {' or '.join(wanted)}; it {given}.",
+        headers={"Accept": ", ".join(wanted)},
+    )

@@ -131,13 +131,6 @@ class Message:
     is_missed: bool = False  # True if the last check did not find it
     refusal: UnreadableMessage | None = None  # of an answer that was no worker's
 
-    def describe_loss(self) -> str:
-        if self.refusal is not None:
-            return f"an answer was refused, since {self.refusal}; restart workers of an earlier release"
-        if self.taker is None:
-            return "no worker has taken it, or Redis has lost it"
-        return f"worker {self.taker} had it and is gone, or Redis has lost its answer"
-
 
 class QueryExchange:
     """A client of the workers that encode queries. It connects to Redis and listens for answers on first use."""
@@ -166,7 +159,7 @@ class QueryExchange:
         self._refusals: set[str] = set()  # the reasons that were logged
         self._takers: dict[tuple[str, str], float] = {}  # by space and worker: when it last took a message
         self._producer: QueryProducer | None = None
-        self._hearing: asyncio.Task[None] | None = None
+        self._receiving: asyncio.Task[None] | None = None
 
     async def encode_queries(
         self, spec: EncodingSpec, texts: Mapping[str, str], deadline: Deadline
@@ -255,9 +248,9 @@ class QueryExchange:
 
     async def close(self) -> None:
         await self._coalescer.close()
-        if self._producer is not None and self._hearing is not None:
-            self._hearing.cancel()
-            await asyncio.gather(self._hearing, return_exceptions=True)
+        if self._producer is not None and self._receiving is not None:
+            self._receiving.cancel()
+            await asyncio.gather(self._receiving, return_exceptions=True)
             await self._producer.close()
 
     def _max_messages(self, space: str) -> int:
@@ -290,7 +283,9 @@ class QueryExchange:
             if self._producer is None:  # nobody has connected meanwhile
                 assert self._settings.redis_url is not None
                 self._producer = QueryProducer(self._settings.redis_url, Signer(*secret))
-                self._hearing = asyncio.create_task(self._hear(self._producer), name="answers to queries")
+                self._receiving = asyncio.create_task(
+                    self._receive(self._producer), name="answers to queries"
+                )
         return self._producer
 
     async def _post_message(
@@ -327,7 +322,7 @@ class QueryExchange:
 
     # ---- from the workers
 
-    async def _hear(self, producer: QueryProducer) -> None:
+    async def _receive(self, producer: QueryProducer) -> None:
         """Give the answers to the messages that wait for them, until it is cancelled."""
 
         def find_signature(query_id: bytes) -> bytes | None:
@@ -336,7 +331,7 @@ class QueryExchange:
 
         while True:
             try:
-                answer = await producer.hear(find_signature)
+                answer = await producer.receive(find_signature)
                 if answer is not None and (message := self._messages.get(answer.id)) is not None:
                     self._take(message, answer)
             except RedisError:
@@ -377,7 +372,7 @@ class QueryExchange:
                 continue
             try:
                 if message.taker is None:
-                    is_there = await producer.waits(message.space, message.content)
+                    is_there = await producer.is_queued(message.space, message.content)
                 else:
                     is_there = await producer.is_held(message.taker, message.query.id)
             except RedisError as error:
@@ -385,7 +380,12 @@ class QueryExchange:
                 continue
             # One miss proves nothing: the answer, or the notice of who took the message, may be on its way.
             if not is_there and message.is_missed and not message.answer.done():
-                raise MessageLost(message.describe_loss())
+                if message.refusal is not None:
+                    refusal = f"an answer was refused, since {message.refusal}"
+                    raise MessageLost(f"{refusal}; restart workers of an earlier release")
+                if message.taker is None:
+                    raise MessageLost("no worker has taken it, or Redis has lost it")
+                raise MessageLost(f"worker {message.taker} had it and is gone, or Redis has lost its answer")
             message.is_missed, message.next_look = not is_there, now + LOOK_SECONDS
         answer = message.answer.result()
         if isinstance(answer, NotEncoded):

@@ -45,7 +45,7 @@ from vectormill.domain.errors import (
 from vectormill.models.registry import Registry
 from vectormill.models.specs import settle_spec
 from vectormill.rows.values import find_key_fault
-from vectormill.search.matches import MOST_TOGETHER, SearchWithVector, find_company, find_matches
+from vectormill.search.matches import MAX_BATCH_SEARCHES, SearchWithVector, find_batch_key, find_matches
 from vectormill.search.operations import SearchAnswer, SearchQuery, list_given, make_search
 from vectormill.search.query_vectors import read_own_vectors
 from vectormill.search.search import Deadline, Search, fit_outputs
@@ -55,7 +55,7 @@ from vectormill.settings import Settings
 SEARCH_CONNECTIONS: Final = 3
 # Coalesced searches should take at most this long in all, since the first waits for the last. If single searches take
 # longer, each call takes an equal share of the waiting ones.
-TOGETHER_SECONDS: Final = 0.02
+BATCH_SECONDS: Final = 0.02
 MOST_GENERATIONS: Final = 100
 # Cancelling a statement is a message to the server.
 CANCEL_SECONDS: Final = 5.0
@@ -66,7 +66,7 @@ MOST_SWAPS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedSearch:
     """One query of a request, its search, and its JSON pointer in the body."""
 
     query: SearchQuery
@@ -74,7 +74,7 @@ class Asked:
     pointer: str
 
 
-def read_query(query: SearchQuery, settings: Settings, pointer: str = "") -> Asked:
+def read_query(query: SearchQuery, settings: Settings, pointer: str = "") -> RequestedSearch:
     """Return a query with its search.
 
     Raise Problem, InvalidOption and ItemNotFound; the latter two name the query at `pointer`.
@@ -86,7 +86,7 @@ def read_query(query: SearchQuery, settings: Settings, pointer: str = "") -> Ask
             raise ItemNotFound(f"more_like is not the key of an item: {reason}.")
     if query.text is not None:
         check_text(write_input(query.text), settings.max_text_chars, f"{pointer}/text")
-    return Asked(query, search, pointer)
+    return RequestedSearch(query, search, pointer)
 
 
 @contextmanager
@@ -103,7 +103,7 @@ class GenerationChanged(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SearchesOfRequest:
     """The searches of one request, and the generation for which they were made."""
 
     generation: Generation
@@ -114,7 +114,7 @@ class Wanted:
 class Call:
     """A call of find_matches on a thread, until the earliest deadline of its requests."""
 
-    def __init__(self, engine: Engine, together: Sequence[Wanted]) -> None:
+    def __init__(self, engine: Engine, together: Sequence[SearchesOfRequest]) -> None:
         self._engine = engine
         self._generation = together[0].generation
         self._searches = [search for wanted in together for search in wanted.searches]
@@ -150,8 +150,8 @@ class Call:
                 self._driver.cancel_safe(timeout=CANCEL_SECONDS)
 
 
-# The key of searches that can share a statement: the generation's id, and the result of find_company.
-Company = tuple[int, Hashable]
+# The key of searches that can share a statement: the generation's id, and the result of find_batch_key.
+BatchKey = tuple[int, Hashable]
 
 
 class SearchPool:
@@ -169,18 +169,20 @@ class SearchPool:
         self._registry = registry
         self._queries = queries
         self._threads = ThreadPoolExecutor(SEARCH_CONNECTIONS, thread_name_prefix="searches")
-        self._coalescer: Coalescer[Company, Wanted, list[SearchAnswer]] = Coalescer(
+        self._coalescer: Coalescer[BatchKey, SearchesOfRequest, list[SearchAnswer]] = Coalescer(
             self._run,
             max_waiting=settings.max_requests,
             max_running=SEARCH_CONNECTIONS,
-            count=self._count_together,
+            count=self._choose_batch_size,
             is_of_one=lambda error: not isinstance(error, GenerationChanged | OperationalError),
             abandons=True,
         )
         self._generations: dict[str, Generation] = {}  # by collection, as last looked up
         self.seconds_each: dict[int, float] = {}  # by generation: of one search in the last call
 
-    async def search(self, name: str, asked: Sequence[Asked], *, is_small: bool) -> list[SearchAnswer]:
+    async def search(
+        self, name: str, asked: Sequence[RequestedSearch], *, is_small: bool
+    ) -> list[SearchAnswer]:
         """Return the matches of each query in the live generation of a collection, all before one deadline.
 
         A request that `is_small` is fitted in the event loop, because switching to a thread would take longer.
@@ -210,11 +212,11 @@ class SearchPool:
 
         self._generations.pop(name, None)
         live = await run_in_threadpool(look_up)
-        keep(self._generations, name, live)
+        remember(self._generations, name, live)
         return live
 
     async def _search_generation(
-        self, generation: Generation, asked: Sequence[Asked], deadline: Deadline, *, is_small: bool
+        self, generation: Generation, asked: Sequence[RequestedSearch], deadline: Deadline, *, is_small: bool
     ) -> list[SearchAnswer]:
         """Return the matches of each query, by the vectors that it has or by those of its text.
 
@@ -270,9 +272,10 @@ class SearchPool:
         Raise GenerationChanged if the generation is no longer the live one, and SearchTimeout also if earlier searches
         take so long that these are not begun in time.
         """
-        company = find_company(searches[0][0]) if len(searches) == 1 else None
-        key = generation.id, object() if company is None else company  # an object that no other search shares
-        wanted = Wanted(generation, searches, deadline)
+        batch_key = find_batch_key(searches[0][0]) if len(searches) == 1 else None
+        # A search that must run alone has a key that no other search shares.
+        key = generation.id, object() if batch_key is None else batch_key
+        wanted = SearchesOfRequest(generation, searches, deadline)
         try:
             return await self._coalescer.ask(key, wanted, max_wait_seconds=deadline.seconds_left)
         except CallNotStarted:
@@ -287,18 +290,20 @@ class SearchPool:
         self._threads.shutdown()
         self._engine.dispose()
 
-    def _count_together(self, company: Company, waiting: Sequence[Wanted]) -> int:
+    def _choose_batch_size(self, batch_key: BatchKey, waiting: Sequence[SearchesOfRequest]) -> int:
         """Return how many requests' searches to run in one statement.
 
-        They are as many as run within TOGETHER_SECONDS or, if that is more, the waiting ones divided by the number of
+        They are as many as run within BATCH_SECONDS or, if that is more, the waiting ones divided by the number of
         free connections.
         """
         num_free = SEARCH_CONNECTIONS - self._coalescer.num_running
         share = math.ceil(self._coalescer.num_waiting / num_free)
-        seconds_each = self.seconds_each.get(company[0], math.inf)
-        return min(max(share, int(TOGETHER_SECONDS / seconds_each)), MOST_TOGETHER)
+        seconds_each = self.seconds_each.get(batch_key[0], math.inf)
+        return min(max(share, int(BATCH_SECONDS / seconds_each)), MAX_BATCH_SEARCHES)
 
-    async def _run(self, company: Company, together: Sequence[Wanted]) -> list[list[SearchAnswer]]:
+    async def _run(
+        self, batch_key: BatchKey, together: Sequence[SearchesOfRequest]
+    ) -> list[list[SearchAnswer]]:
         loop = asyncio.get_running_loop()
         began, call = loop.time(), Call(self._engine, together)
         running = loop.run_in_executor(self._threads, call.find)
@@ -310,12 +315,12 @@ class SearchPool:
             raise
         if len(together) > 1 and any("incomplete_because" in answer for answer in found):
             raise SearchTimeout  # of the request with the earliest deadline; each is then tried alone
-        keep(self.seconds_each, company[0], (loop.time() - began) / len(found))
+        remember(self.seconds_each, batch_key[0], (loop.time() - began) / len(found))
         answers = iter(found)
         return [list(islice(answers, len(wanted.searches))) for wanted in together]
 
 
-def fit_searches(asked: Sequence[Asked], generation: Generation) -> list[SearchWithVector]:
+def fit_searches(asked: Sequence[RequestedSearch], generation: Generation) -> list[SearchWithVector]:
     """Return the searches with the outputs of the collection that each compares, and the queries' own vectors.
 
     Raise InvalidOption, which begins with the place of the query.
@@ -325,11 +330,16 @@ def fit_searches(asked: Sequence[Asked], generation: Generation) -> list[SearchW
         with naming(each.pointer):
             outputs = each.query.outputs or list_given(each.query) or None
             search = fit_outputs(each.search, outputs, generation.spec, generation.collection)
+            if each.query.weights is not None and not search.is_fused:
+                raise InvalidOption(
+                    "weights are those of rankings that are fused, and this search has only one: use mode hybrid, "
+                    "compare the outputs dense and sparse, or omit weights."
+                )
             fitted.append((search, read_own_vectors(each.query, generation)))
     return fitted
 
 
-def keep(values: dict[Any, Any], key: Hashable, value: Any) -> None:
+def remember(values: dict[Any, Any], key: Hashable, value: Any) -> None:
     """Set the value of a key, and forget the key that was set least recently if there are too many."""
     values.pop(key, None)
     values[key] = value

@@ -8,7 +8,7 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, Final, TypeVar, get_args
 from urllib.parse import quote, unquote, unquote_to_bytes
@@ -23,11 +23,10 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import QueryParams
 
 from api.dependencies import ResourcesDependency, get_resources
-from api.door.media_types import FORM_TYPE, JSON_TYPE, require_json
 from api.intake.bodies import NDJSON_TYPES, read_body
 from api.intake.requests import decode_body, split_path
-from api.problems import Place, Problem, refuse
-from vectormill.operation import CONFIRMATION, NO_CONTENT, Operation
+from api.problems import FORM_TYPE, JSON_TYPE, Place, Problem, refuse, require_json
+from vectormill.operation import CONFIRMATION, CURSOR, NO_CONTENT, Operation
 
 REFERENCE: Final = "#/components/schemas/{name}"
 WRITER: Final = msgspec.json.Encoder()
@@ -42,6 +41,7 @@ CONFIRMATION_PARAMETER: Final[dict[str, Any]] = {
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 Query = TypeVar("Query", bound=msgspec.Struct)
+Row = TypeVar("Row")
 
 
 def serve(
@@ -295,19 +295,17 @@ def describe_query(query: type[msgspec.Struct]) -> list[dict[str, Any]]:
     """
     _, components = msgspec.json.schema_components([query], ref_template=REFERENCE)
     described = components[query.__name__]
-    return [
-        describe_parameter(name, schema, is_required=name in described["required"])
-        for name, schema in described["properties"].items()
-    ]
-
-
-def describe_parameter(name: str, schema: dict[str, Any], *, is_required: bool) -> dict[str, Any]:
-    (value,) = (each for each in schema.pop("anyOf", [{}]) if each.get("type") != "null")
-    if schema.get("default", ...) is None:
-        del schema["default"]
-    description = schema.pop("description", None)
-    told = {"name": name, "in": "query", "required": is_required, "schema": value | schema}
-    return told if description is None else told | {"description": description}
+    parameters = []
+    for name, schema in described["properties"].items():
+        (value,) = (each for each in schema.pop("anyOf", [{}]) if each.get("type") != "null")
+        if schema.get("default", ...) is None:
+            del schema["default"]
+        told = {"description": schema.pop("description")} if "description" in schema else {}
+        is_required = name in described["required"]
+        parameters.append(
+            {"name": name, "in": "query", "required": is_required, "schema": value | schema} | told
+        )
+    return parameters
 
 
 def refer_to(kind: Any) -> dict[str, Any]:
@@ -343,3 +341,34 @@ def find_answers(operation: Operation[Any]) -> list[Any]:
     if operation.status == NO_CONTENT or operation.media_types:
         return []
     return [operation.answer, *([operation.other_answer] if operation.other_answer is not None else [])]
+
+
+# ---- pages of lists: a page's opaque `next`, which clients send back as `after` to get the next page
+
+
+def encode_cursor(position: int) -> str:
+    return f"{position:016x}"
+
+
+def cut_page(
+    found: Sequence[Row], limit: int, position_of: Callable[[Row], int]
+) -> tuple[list[Row], str | None]:
+    """Return the first `limit` rows of `found`, and the cursor of the next page.
+
+    The cursor is None on the last page.
+    """
+    page = list(found[:limit])
+    return page, encode_cursor(position_of(page[-1])) if len(found) > limit else None
+
+
+def decode_cursor(cursor: str | None) -> int | None:
+    """Return the position after which the page starts; None for the first page.
+
+    Raise Problem if it is invalid.
+    """
+    if cursor is None:
+        return None
+    if not re.fullmatch(CURSOR, cursor):
+        reason = "after must be the `next` value of an earlier page, unchanged."
+        raise refuse(reason, code="invalid-cursor", parameter="after")
+    return int(cursor, 16)

@@ -11,10 +11,10 @@ from fastapi.responses import HTMLResponse
 from sqlalchemy import Connection
 
 from api.console.console import Console, ConsoleDependency, Page
-from api.cursors import cut_page, decode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.problems import Problem
 from api.searches import read_query
+from api.serving import cut_page, decode_cursor
 from vectormill.collections.collection import VECTORS, find_kind
 from vectormill.collections.descriptions import (
     CollectionDescription,

@@ -32,8 +32,7 @@ from api.door.machine import MachineUsers
 from api.door.scopes import SAFE_METHODS
 from api.problems import MEDIA_TYPE, Problem
 from vectormill.keys.api_key import ADMIN, READ, WRITE, hash_secret, includes
-from vectormill.keys.api_keys import CachedKey
-from vectormill.keys.keyring import Keyring
+from vectormill.keys.api_keys import CachedKey, Keyring
 
 HOME: Final = "/console/jobs"
 LOGOUT: Final = "/console/logout"

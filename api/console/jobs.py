@@ -22,10 +22,10 @@ from api.console.history import (
     find_runs,
     share_of,
 )
-from api.cursors import cut_page, decode_cursor
 from api.dependencies import JobId, ResourcesDependency
 from api.routes.jobs import JOB_CHANGES, change_job, refuse_unknown_state
 from api.routes.results import get_results, get_vectors
+from api.serving import cut_page, decode_cursor
 from api.streams.row_streams import ResultResponse
 from vectormill.domain.task import RECORD, REPRESENTATIONS, RESULT_ROUTES, SCORE, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS, OutputName, RowsName

@@ -24,8 +24,7 @@ from api.console.guard import (
 from api.door.admission import LOGIN
 from api.door.machine import MachineUsers
 from api.problems import Problem
-from vectormill.keys.api_keys import CachedKey
-from vectormill.keys.keyring import find_key
+from vectormill.keys.api_keys import CachedKey, find_key
 
 # The order is that of the navigation, which lists the pages whose path has no parameter.
 PAGES: Final[tuple[Page, ...]] = (*jobs.PAGES, *workers.PAGES, *collections.PAGES, *schedules.PAGES)

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Response
 from sqlalchemy import Connection
 
 from api.console.console import Console, Page, find_action
-from api.cursors import cut_page, decode_cursor
 from api.dependencies import Resources, ResourcesDependency
 from api.routes.runs import RunId
 from api.routes.schedules import ScheduleName
+from api.serving import cut_page, decode_cursor
 from vectormill.domain.errors import InvalidOption
 from vectormill.runs.run import HELD, QUEUED, RUNNING, Run, describe_counts
 from vectormill.runs.runs import cancel_run, confirm_run, list_runs

@@ -6,7 +6,7 @@ header. Programs other than browsers can, but need a key.
 """
 
 from dataclasses import dataclass
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_network
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -34,12 +34,8 @@ class AllowedHosts:
     def allow(self, host: str) -> bool:
         if EVERY_HOST in self.names or is_loopback_host(host) or host in self.names or host == self.bound:
             return True
-        return parse_address(host) is not None and is_every_address(self.bound)
-
-
-def is_every_address(bound: str) -> bool:
-    address = parse_address(bound)
-    return address is not None and address == ip_address("::" if address.version == 6 else "0.0.0.0")  # noqa: S104 - compared, not bound
+        bound = parse_address(self.bound)
+        return parse_address(host) is not None and bound is not None and bound.is_unspecified
 
 
 def parse_allowed_hosts(bound: str, setting: str) -> AllowedHosts:

@@ -19,8 +19,7 @@ from api.limits.gates import Gate
 from api.problems import Problem, describe_error, is_database_away
 from vectormill.domain.errors import DatabaseUnavailable
 from vectormill.keys.api_key import includes
-from vectormill.keys.api_keys import CachedKey
-from vectormill.keys.keyring import Keyring, find_key
+from vectormill.keys.api_keys import CachedKey, Keyring, find_key
 from vectormill.keys.own_key import OWN_KEY
 from vectormill.settings import Settings
 
@@ -139,16 +138,13 @@ async def find_keys(keyring: Keyring, machine: MachineUsers, scope: Scope) -> Se
 
 
 def read_secrets(headers: Headers) -> set[str]:
-    """Return the distinct secrets that a request has in any of the headers for keys."""
-    bearers = map(read_bearer, headers.getlist("authorization"))
-    alone = (value.strip() for name in KEY_HEADERS for value in headers.getlist(name))
-    return {secret for secret in (*bearers, *alone) if secret}
-
-
-def read_bearer(header: str) -> str | None:
-    """Return the secret in `Authorization: Bearer SECRET` (RFC 6750); None if the header has none."""
-    scheme, _, secret = header.strip().partition(" ")
-    return secret.strip() if scheme.lower() == "bearer" and secret.strip() else None
+    """Return the distinct secrets in any of the headers for keys; one is `Authorization: Bearer SECRET` (RFC 6750)."""
+    secrets = {value.strip() for name in KEY_HEADERS for value in headers.getlist(name)}
+    for value in headers.getlist("authorization"):
+        scheme, _, secret = value.strip().partition(" ")
+        if scheme.lower() == "bearer":
+            secrets.add(secret.strip())
+    return secrets - {""}
 
 
 NO_KEY_EXISTS = Problem(

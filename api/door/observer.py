@@ -7,14 +7,13 @@ without blanks.
 import re
 import secrets
 import time
-from contextlib import AbstractContextManager
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.metrics import ApiMetrics
 from vectormill.processes.logs import logging_with
-from vectormill.tracing import NOTHING, Note, is_tracing, span
+from vectormill.tracing import NOTHING, is_tracing, span
 
 HEADER: Final = b"x-request-id"
 SANE: Final = re.compile(rb"[\w.:/+=@-]{1,128}", re.ASCII)
@@ -38,7 +37,13 @@ class RequestObserver:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = scope[KEY] = choose_id(scope)
+        headers, method = scope["headers"], scope["method"]
+        # The client's id if it is well-formed, else a new one.
+        given = (bytes(value) for name, value in headers if name == HEADER and SANE.fullmatch(value))
+        request_id = scope[KEY] = next(given, None) or b"req_" + secrets.token_hex(16).encode()
+        is_traced = is_tracing() and scope["path"] not in NOT_TRACED
+        parent = next((value.decode("latin-1") for name, value in headers if name == b"traceparent"), None)
+        opened = span(method, kind="server", parent=parent) if is_traced else NOTHING
         status = 500  # what the server answers when the application raises
 
         async def send_with_id(message: Message) -> None:
@@ -49,40 +54,18 @@ class RequestObserver:
             await send(message)
 
         began = time.perf_counter()
-        with logging_with(request_id=request_id.decode()), open_span(scope) as note:
+        with logging_with(request_id=request_id.decode()), opened as note:
             try:
                 await self._app(scope, receive, send_with_id)
             finally:
                 # The route's template, not its path, since ids in labels would make a time series per job.
-                method, route = scope["method"], getattr(scope.get("route"), "path", "unmatched")
+                route = getattr(scope.get("route"), "path", "unmatched")
                 self._metrics.requests.labels(method, route, str(status)).inc()
                 self._metrics.request_seconds.labels(method, route).observe(time.perf_counter() - began)
                 note.rename(f"{method} {route}")
                 note.tell(route=route, status=status)
                 if status >= 500:
                     note.fail(f"It answered {status}.")
-
-
-def open_span(scope: Scope) -> AbstractContextManager[Note]:
-    """Return a span for the request, within the client's trace if it has one.
-
-    It is a no-op if tracing is off.
-    """
-    if not is_tracing() or scope["path"] in NOT_TRACED:
-        return NOTHING
-    return span(scope["method"], kind="server", parent=read_header(scope, b"traceparent"))
-
-
-def read_header(scope: Scope, wanted: bytes) -> str | None:
-    return next((value.decode("latin-1") for name, value in scope["headers"] if name == wanted), None)
-
-
-def choose_id(scope: Scope) -> bytes:
-    """Return the client's id for the request if it is well-formed, else a new one."""
-    for name, value in scope["headers"]:
-        if name == HEADER and SANE.fullmatch(value):
-            return bytes(value)
-    return b"req_" + secrets.token_hex(16).encode()
 
 
 def read_request_id(scope: Scope) -> str:

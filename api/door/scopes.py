@@ -1,16 +1,36 @@
-"""The scope that each request needs: one table for both the key guard and the OpenAPI document."""
+"""The operations of the API, and the scope that each request needs, for both the key guard and the OpenAPI document.
+
+Routes without an Operation describe themselves (decision 0050).
+"""
 
 import functools
 from dataclasses import dataclass
 from re import Pattern
-from typing import Final
+from typing import Any, Final
 
 from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.routing import compile_path
 
-from api.openai.operations import OPERATIONS as OTHER_OPERATIONS
+from api.openai import operations as other_operations
+from vectormill.batches import operations as batches
+from vectormill.collections import operations as collections
+from vectormill.jobs import operations as jobs
 from vectormill.keys.api_key import ADMIN, READ
-from vectormill.operations import OPERATIONS
+from vectormill.models import operations as models
+from vectormill.operation import Operation
+from vectormill.runs import operations as runs
+from vectormill.schedules import operations as schedules
+from vectormill.search import operations as search
+from vectormill.sources import operations as sources
+from vectormill.webhooks import operations as webhooks
+from vectormill.workers import operations as workers
+
+FEATURES: Final = (
+    batches, collections, jobs, models, runs, schedules, search, sources, webhooks, workers, other_operations,
+)  # fmt: skip
+OPERATIONS: Final[tuple[Operation[Any], ...]] = tuple(
+    value for feature in FEATURES for value in vars(feature).values() if isinstance(value, Operation)
+)
 
 METRICS_PATH: Final = "/metrics"
 # Not a scope of keys: the console's own guard checks the visitor's session (api/console/guard.py).
@@ -53,7 +73,7 @@ RULES: Final = (
     Rule(CONSOLE_METHODS, "/console/{path:path}", CONSOLE),
     *(
         Rule(SAFE_METHODS if each.method == "GET" else (each.method,), each.path, each.scope)
-        for each in (*OPERATIONS, *OTHER_OPERATIONS)
+        for each in OPERATIONS
     ),
     # Nothing is there, other than an item: whoever may read is told so, whatever the method.
     Rule((*SAFE_METHODS, "POST", "PUT", "PATCH", "DELETE"), "/{path:path}/", READ),

@@ -10,9 +10,8 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from api.dependencies import Resources
-from api.door.media_types import require_json
 from api.limits.gates import Hold
-from api.problems import Limit, Problem, refuse_size
+from api.problems import Limit, Problem, refuse_size, require_json
 from api.streams.ndjson import Inflater
 from vectormill.settings import Settings
 

@@ -13,9 +13,8 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from api.dependencies import Resources
-from api.door.media_types import FORM_TYPE, unsupported_media_type
 from api.intake.bodies import make_inflater, read_blocks
-from api.problems import Limit, Problem, refuse, refuse_size
+from api.problems import FORM_TYPE, Limit, Problem, refuse, refuse_size, unsupported_media_type
 from vectormill.batches.files import FileWriter
 from vectormill.batches.operations import LEAST_LIFETIME_SECONDS, MOST_LIFETIME_SECONDS
 from vectormill.batches.request_batch import BATCH, RequestFile

@@ -18,7 +18,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from api.dependencies import Resources
 from api.door.keys import check_scope, may
-from api.door.media_types import JSON_TYPE, read_media_type, unsupported_media_type
 from api.intake.bodies import NDJSON_TYPES, make_inflater, read_blocks, read_body
 from api.intake.intake import Intake
 from api.intake.requests import (
@@ -33,7 +32,13 @@ from api.intake.requests import (
     make_items,
     split_path,
 )
-from api.problems import Problem, refuse
+from api.problems import (
+    JSON_TYPE,
+    Problem,
+    read_media_type,
+    refuse,
+    unsupported_media_type,
+)
 from api.streams.ndjson import Inflater, ItemReader
 from vectormill.collections.collection import check_collection_name
 from vectormill.collections.index_plan import is_storable

@@ -98,7 +98,10 @@ class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
     ] = None
     raw_scores: Annotated[bool, Meta(description="Return a classifier's numbers unchanged.")] = False
     return_text: bool = False
-    truncate: bool | None = False
+    truncate: Annotated[
+        bool | None,
+        Meta(description="Truncate texts that are too long; by default they are refused, as theirs does."),
+    ] = None
     truncation_direction: Direction = None
     top_n: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="Ours: return only this many of the best texts.")
@@ -118,6 +121,10 @@ class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
         if self.raw_scores:
             raise InvalidOption(
                 "raw_scores and return_documents belong to different APIs; send only one of them."
+            )
+        if self.truncate is False:
+            raise InvalidOption(
+                "With return_documents, texts that are too long are truncated: omit truncate, or omit return_documents."
             )
         _, texts = self.read_texts()
         return RerankRequest(
@@ -407,9 +414,4 @@ COHERE_FIRST_EMBED: Final = Operation(
 COHERE_RERANK: Final = Operation(
     "POST", "/v2/rerank", READ, CohereRankAnswer, CohereRankRequest,
     example={"query": "dates", "documents": ["strptime", "zlib"]},
-)  # fmt: skip
-
-OPERATIONS: Final[tuple[Operation[Any], ...]] = (
-    TEI_ROOT, TEI_EMBED, TEI_SPARSE, TEI_SIMILARITY, TEI_RERANK, TEI_PREDICT, TEI_INFO,
-    COHERE_EMBED, COHERE_FIRST_EMBED, COHERE_RERANK,
 )  # fmt: skip

@@ -11,10 +11,9 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 from sqlalchemy import Connection
 
-from api.cursors import cut_page, decode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.intake.submissions import make_wanted_spec
-from api.serving import serve
+from api.serving import cut_page, decode_cursor, serve
 from api.streams.result_columns import PARTS
 from api.streams.row_streams import ROW_FORMATS
 from api.streams.vector_streams import PieceResponse, start_reading

@@ -10,16 +10,14 @@ from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Connection
 
 from api.dependencies import CollectionName, Resources, ResourcesDependency
-from api.door.media_types import require_json
 from api.intake.bodies import read_body
-from api.intake.puts import Followed
 from api.intake.requests import UnreadableItem, check_key, decode_body, make_item
-from api.problems import Limit, Place, Problem, refuse_size
+from api.problems import Limit, Place, Problem, refuse_size, require_json
 from api.serving import respond, serve
 from api.streams.result_columns import describe_first
 from vectormill.collections import operations
 from vectormill.collections.collections import find_generation
-from vectormill.collections.items import PutEnd, delete_items, find_item
+from vectormill.collections.items import delete_items, find_item
 from vectormill.collections.operations import (
     MAX_WAIT_SECONDS,
     DeleteAnswer,
@@ -139,13 +137,21 @@ async def put_item(
         else:
             item = await run_in_threadpool(read_item, body, key, name, resources)
         followed = await resources.puts.write(name, item)
-    end = await wait_for_end(followed, seconds, resources)
+    if resources.gates.puts.is_full:
+        end = await resources.puts.wait(followed, 0)
+    else:
+        with resources.gates.puts.enter():
+            end = await resources.puts.wait(followed, seconds)
     job = str(followed.job_id)
     if end is None:
         answer = PutAnswer(key=key, job=job, is_searchable=False, searchable_at=None)
         headers |= {"Location": f"/v1/jobs/{job}", "Retry-After": "1"}
         return respond(operations.PUT_ITEM, answer, status=202, headers=headers)
-    refuse_failure(key, end)
+    if key in end.failures:
+        raise describe_failure(end.failures[key])
+    if end.state not in WRITTEN:
+        how = f"was {end.state}" if end.state else "was removed"
+        raise Conflict(f"The put's job {end.job_id} {how} before it had a result; put the item again.")
     answer = PutAnswer(key=key, job=job, is_searchable=True, searchable_at=format_moment(end.finished_at))
     return respond(operations.PUT_ITEM, answer, headers=headers)
 
@@ -185,22 +191,6 @@ def choose_wait(
     if RESPOND_ASYNC.search(prefer or ""):
         return 0.0, {"Preference-Applied": "respond-async"}
     return resources.settings.put_wait_seconds, {}
-
-
-async def wait_for_end(followed: Followed, seconds: float, resources: Resources) -> PutEnd | None:
-    if resources.gates.puts.is_full:
-        return await resources.puts.wait(followed, 0)
-    with resources.gates.puts.enter():
-        return await resources.puts.wait(followed, seconds)
-
-
-def refuse_failure(key: str, end: PutEnd) -> None:
-    """Raise Problem if the item failed, and Conflict if its job ended without a result for it."""
-    if key in end.failures:
-        raise describe_failure(end.failures[key])
-    if end.state not in WRITTEN:
-        how = f"was {end.state}" if end.state else "was removed"
-        raise Conflict(f"The put's job {end.job_id} {how} before it had a result; put the item again.")
 
 
 def describe_failure(failure: ItemFailure) -> Problem:

@@ -6,13 +6,12 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
 
-from api.cursors import cut_page, decode_cursor, encode_cursor
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.event_stream import EventStream
 from api.intake.requests import IdempotencyKey
 from api.intake.submissions import receive_job
 from api.problems import refuse
-from api.serving import respond, serve, write_answer
+from api.serving import cut_page, decode_cursor, encode_cursor, respond, serve, write_answer
 from vectormill.batches.batches import refuse_job_of_batch
 from vectormill.jobs import operations
 from vectormill.jobs.chunks import list_truncated_items

@@ -13,7 +13,7 @@ from vectormill.domain.task import RECORD, REPRESENTATIONS, RESULT_ROUTES, SCORE
 from vectormill.jobs import operations
 from vectormill.jobs.certificates import write_certificate_lines
 from vectormill.jobs.export import read_results
-from vectormill.jobs.job import UPLOADING, Job
+from vectormill.jobs.job import UPLOADING
 from vectormill.jobs.jobs import find_job
 from vectormill.jobs.operations import ResultQuery, VectorQuery
 
@@ -63,22 +63,13 @@ def get_certificate(resources: ResourcesDependency, job_id: JobId) -> PieceRespo
 def export_results(
     resources: Resources, job_id: UUID, query: VectorQuery | ResultQuery, results: tuple[str, ...]
 ) -> ResultResponse:
-    """Return the results of a job, if their kind is one of `results`.
+    """Return the results of a job, if their kind is one of `results`, and it has ended or partial ones are wanted.
 
-    Raise InvalidOption if `after` is given for a format that can only be exported from the beginning.
+    Raise JobNotFound, WrongJobState, and InvalidOption if `after` is given for a format that can only be exported from
+    the beginning.
     """
     if query.after is not None and query.format != "ndjson":
         raise InvalidOption(f"Only ndjson can be resumed after a key, and {query.format} cannot: omit after.")
-    job = find_readable_job(resources, job_id, results, partial=query.partial)
-    blocks = start_reading(read_results(resources.engine, job_id, query.after))
-    return ResultResponse(job, query.format, blocks)
-
-
-def find_readable_job(resources: Resources, job_id: UUID, results: tuple[str, ...], *, partial: bool) -> Job:
-    """Return the job if its kind of result is one of `results`, and it has ended or `partial` is true.
-
-    Raise JobNotFound and WrongJobState.
-    """
     with resources.engine.connect() as connection:
         job = find_job(connection, job_id)
     own = job.spec.result
@@ -86,9 +77,11 @@ def find_readable_job(resources: Resources, job_id: UUID, results: tuple[str, ..
         raise WrongJobState(
             f"The job has {own}s, not {results[0]}s: use GET /v1/jobs/{job_id}/{RESULT_ROUTES[own]}."
         )
-    if job.state == UPLOADING or not (job.is_terminal or partial):
+    if job.state == UPLOADING or not (job.is_terminal or query.partial):
         raise WrongJobState(
             f"The job is {job.state}; its {own}s can be exported when it has ended, or earlier with "
             "partial=true."
         )
-    return job
+    return ResultResponse(
+        job, query.format, start_reading(read_results(resources.engine, job_id, query.after))
+    )

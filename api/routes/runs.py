@@ -9,11 +9,10 @@ from fastapi import APIRouter, Depends, Path, Response
 from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Connection
 
-from api.cursors import cut_page, decode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency, find_id
 from api.intake.requests import IdempotencyKey
 from api.routes.sources import quote_source
-from api.serving import respond, serve
+from api.serving import cut_page, decode_cursor, respond, serve
 from vectormill.collections.collections import find_generation
 from vectormill.db.idempotency import make_once
 from vectormill.domain.encoding import EncodingSpec

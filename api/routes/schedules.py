@@ -6,10 +6,9 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Path
 from sqlalchemy import Connection
 
-from api.cursors import cut_page, decode_cursor
 from api.dependencies import parse_collection_name
 from api.intake.requests import IdempotencyKey
-from api.serving import serve
+from api.serving import cut_page, decode_cursor, serve
 from vectormill.db.idempotency import make_once
 from vectormill.domain.errors import ScheduleNotFound
 from vectormill.operation import PageQuery

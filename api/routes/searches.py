@@ -5,10 +5,10 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 
 from api.dependencies import CollectionName, Resources, ResourcesDependency
-from api.door.media_types import JSON_TYPE
 from api.intake.bodies import SMALL_BYTES, receiving, run
 from api.intake.requests import decode_body, locate
-from api.searches import Asked, read_query
+from api.problems import JSON_TYPE
+from api.searches import RequestedSearch, read_query
 from api.serving import serve, write_answer
 from vectormill.search import operations
 from vectormill.search.operations import SEARCH_DECODER, ManySearchesAnswer, SearchRequest, read_queries
@@ -29,7 +29,7 @@ async def post_search(request: Request, name: CollectionName, resources: Resourc
         return Response(await run(is_short, write_answer, answer), media_type=JSON_TYPE)
 
 
-def read_request(body: bytes, resources: Resources) -> tuple[SearchRequest, list[Asked]]:
+def read_request(body: bytes, resources: Resources) -> tuple[SearchRequest, list[RequestedSearch]]:
     """Return a decoded request, and its queries with their searches. Raise Problem, InvalidOption and ItemNotFound."""
     wanted = decode_body(body, SEARCH_DECODER)
     queries = read_queries(wanted, resources.settings.max_search_queries)

@@ -10,13 +10,12 @@ from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 from sqlalchemy import Connection
 
 from api.dependencies import CollectionName, Resources, ResourcesDependency
-from api.door.media_types import read_media_type, unsupported_media_type
 from api.intake.bodies import NDJSON_TYPES, make_inflater, read_blocks
 from api.intake.intake import Intake
 from api.intake.requests import IdempotencyKey, UnreadableItem
 from api.intake.requests import encode_metadata as check_values
 from api.intake.submissions import LineStore, make_job
-from api.problems import refuse
+from api.problems import read_media_type, refuse, unsupported_media_type
 from api.serving import serve
 from vectormill.collections.collections import find_generation
 from vectormill.db.locks import act_in_short_locks

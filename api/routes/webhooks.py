@@ -7,10 +7,9 @@ import msgspec
 from fastapi import APIRouter, Depends, Path
 from sqlalchemy import Connection
 
-from api.cursors import cut_page, decode_cursor
 from api.dependencies import Resources, ResourcesDependency
 from api.intake.requests import IdempotencyKey
-from api.serving import serve
+from api.serving import cut_page, decode_cursor, serve
 from vectormill.db.idempotency import make_once
 from vectormill.domain.errors import DeliveryNotFound, InvalidOption, WebhookNotFound
 from vectormill.operation import PageQuery, describe

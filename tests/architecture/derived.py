@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from typing import Final
 
-from api.openai.operations import OPERATIONS as OTHER_OPERATIONS
+from api.door.scopes import OPERATIONS
 from benchmarks.tables import closing_marker, opening_marker
 from tests.architecture.chart import draw_bars
 from tests.architecture.facts import (
@@ -50,7 +50,6 @@ from vectormill.models.rerankers import RERANKERS
 from vectormill.models.static_table import DEFAULT_MAX_TOKENS, MODEL_TYPE, MODULE
 from vectormill.models.suggestions import SUGGESTIONS
 from vectormill.models.transformer_card import REXUNINLU_TYPE
-from vectormill.operations import OPERATIONS
 from vectormill.runs import run
 from vectormill.sources.source import KINDS
 from worker.certificates.certificate import PROMISE_FP8, PROMISE_INT8
@@ -214,9 +213,7 @@ def make_scopes() -> str:
     rows = [("scope", "requests")]
     for scope in (None, *SCOPES):
         of_scope = {
-            (each.method, re.sub(r":\w+}", "}", each.path))
-            for each in (*OPERATIONS, *OTHER_OPERATIONS)
-            if each.scope == scope
+            (each.method, re.sub(r":\w+}", "}", each.path)) for each in OPERATIONS if each.scope == scope
         }
         told = sorted(f"`{method} {path}`" for method, path in of_scope if scope != READ or method != "GET")
         others = {READ: ["every other `GET`"], ADMIN: ["what is in no other row, and all of them"]}.get(

@@ -22,7 +22,7 @@ from tests.protocol import SPEC, claim_next, complete, make_items, register_work
 from tests.schedules import add_source, make_schedule
 from vectormill.jobs.item import ItemFailure
 from vectormill.jobs.jobs import cancel_job, find_job
-from vectormill.keys import keyring
+from vectormill.keys import api_keys
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key, revoke_key
 from vectormill.settings import Settings
@@ -426,7 +426,7 @@ def test_ten_thousand_jobs_are_listed_a_page_at_a_time(site: Site, page: Page) -
 def test_a_key_logs_in_looks_presses_nothing_and_is_shown_out_when_it_is_revoked(
     browser: Browser, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyring, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(api_keys, "FRESH_SECONDS", 0.0)
     secret = make_secret()
     ask(site.engine, create_key, "looker", secret, "read")
     ask(site.engine, create_key, "other", make_secret(), "admin")

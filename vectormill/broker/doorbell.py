@@ -20,8 +20,8 @@ DOORBELL: Final = "vectormill:doorbell"
 _QUIET_SECONDS: Final = 5.0
 
 
-def _connect(redis_url: str) -> Redis:
-    """Return a client that fails at once, where redis-py would retry for seconds."""
+def connect(redis_url: str) -> Redis:
+    """Return a client that fails within a second, where redis-py would retry for seconds."""
     return Redis.from_url(
         redis_url, socket_timeout=1, socket_connect_timeout=1, retry=Retry(NoBackoff(), retries=0)
     )
@@ -37,7 +37,7 @@ class WakeUpSender:
     """The sending end of the wake-up channel. Thread-safe. Errors of Redis are ignored."""
 
     def __init__(self, redis_url: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._redis = _connect(redis_url)
+        self._redis = connect(redis_url)
         self._clock = clock
         self._quiet_until = clock()
 
@@ -60,7 +60,7 @@ class WakeUpSubscriber:
     """
 
     def __init__(self, redis_url: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._redis = _connect(redis_url)
+        self._redis = connect(redis_url)
         self._clock = clock
         self._bell: PubSub | None = None
         self._quiet_until = clock()

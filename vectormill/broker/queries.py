@@ -257,7 +257,7 @@ def pulse_key(worker: str) -> str:
 
 
 QUERY_KEY: Final = "queries"  # the name of the signing key in Postgres
-HEAR_SECONDS: Final = 5.0
+RECEIVE_SECONDS: Final = 5.0
 MAX_REPLY_BYTES: Final = 128 << 20
 
 
@@ -293,7 +293,7 @@ class QueryProducer:
         self.address = f"{PREFIX}answers:{secrets.token_hex(8)}"
         self._redis = AsyncRedis.from_url(
             redis_url,
-            socket_timeout=2 * HEAR_SECONDS,
+            socket_timeout=2 * RECEIVE_SECONDS,
             socket_connect_timeout=1,
             retry=AsyncRetry(NoBackoff(), 0),
             parser_class=BoundedParser,
@@ -318,9 +318,9 @@ class QueryProducer:
             self._clock_offset = None  # the next reply may come from another Redis
             raise
 
-    async def hear(self, find: Callable[[bytes], bytes | None]) -> Answer | None:
+    async def receive(self, find: Callable[[bytes], bytes | None]) -> Answer | None:
         """Wait for the next message and return the answer in it, as read_answer does; None also after a time-out."""
-        found = await cast(Any, self._redis.blpop([self.address], timeout=HEAR_SECONDS))
+        found = await cast(Any, self._redis.blpop([self.address], timeout=RECEIVE_SECONDS))
         return None if found is None else read_answer(found[1], find, self.signer)
 
     async def is_held(self, worker: str, query_id: bytes) -> bool:
@@ -331,7 +331,7 @@ class QueryProducer:
         except UnreadableMessage:
             return False
 
-    async def waits(self, space: str, message: bytes) -> bool:
+    async def is_queued(self, space: str, message: bytes) -> bool:
         """Return whether the query is still queued and a live worker may take it.
 
         If it is queued but no worker is alive, remove it from the queue.

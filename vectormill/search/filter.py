@@ -133,39 +133,29 @@ def _parse(written: Any, place: str, depth: int) -> Filter:
     for name, wanted in written.items():
         here = f"{place}.{name}"
         if name in (AND, OR):
-            parts.append(_parse_list(name, wanted, here, depth))
+            if not isinstance(wanted, Sequence) or isinstance(wanted, str) or not wanted:
+                raise _refusal(
+                    here,
+                    f'{name} takes a list of filters, such as {{"{name}": [{{"lang": "de"}}, {{"lang": "fr"}}]}}',
+                )
+            if len(wanted) > MAX_CONDITIONS:
+                raise _refusal(here, f"more than {MAX_CONDITIONS} filters")
+            listed = tuple(_parse(part, f"{here}[{at}]", depth + 1) for at, part in enumerate(wanted))
+            parts.append(AllOf(listed) if name == AND else AnyOf(listed))
         elif name == NOT:
             parts.append(Not(_parse(wanted, here, depth + 1)))
         else:
-            parts += _parse_field(_parse_path(name, here), wanted, here)
+            try:
+                path = split_field(name)
+            except ValueError as error:
+                raise _refusal(here, str(error)) from None
+            if not isinstance(wanted, Mapping):
+                parts.append(OneOf(path, (_check_scalar(wanted, here),)))
+            elif not wanted:
+                raise _refusal(here, f"no operator given; expected one of: {', '.join(OPERATORS)}")
+            else:
+                parts += [_parse_operator(path, each, wanted[each], f"{here}.{each}") for each in wanted]
     return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
-
-
-def _parse_list(name: str, wanted: Any, place: str, depth: int) -> Filter:
-    if not isinstance(wanted, Sequence) or isinstance(wanted, str) or not wanted:
-        raise _refusal(
-            place,
-            f'{name} takes a list of filters, such as {{"{name}": [{{"lang": "de"}}, {{"lang": "fr"}}]}}',
-        )
-    if len(wanted) > MAX_CONDITIONS:
-        raise _refusal(place, f"more than {MAX_CONDITIONS} filters")
-    parts = tuple(_parse(part, f"{place}[{number}]", depth + 1) for number, part in enumerate(wanted))
-    return AllOf(parts) if name == AND else AnyOf(parts)
-
-
-def _parse_path(name: str, place: str) -> tuple[str, ...]:
-    try:
-        return split_field(name)
-    except ValueError as error:
-        raise _refusal(place, str(error)) from None
-
-
-def _parse_field(path: tuple[str, ...], wanted: Any, place: str) -> list[Filter]:
-    if not isinstance(wanted, Mapping):
-        return [OneOf(path, (_check_scalar(wanted, place),))]
-    if not wanted:
-        raise _refusal(place, f"no operator given; expected one of: {', '.join(OPERATORS)}")
-    return [_parse_operator(path, name, value, f"{place}.{name}") for name, value in wanted.items()]
 
 
 def _parse_operator(path: tuple[str, ...], name: str, value: Any, place: str) -> Filter:

@@ -10,7 +10,7 @@
 The steps are repeated with more candidates, and in the end with all, until the page has as many rows as exist and were
 asked for, or until the deadline: then the answer is what was found, and says so.
 
-One statement runs one search, or a round: several searches that differ only in their vectors. For a collection of a few
+One statement runs one search, or a batch: several searches that differ only in their vectors. For a collection of a few
 thousand rows, planning and the round trip of a statement cost as much as the search itself.
 """
 
@@ -52,8 +52,8 @@ from vectormill.search.rankings import (
     Ranking,
     Statement,
     count_ranked,
+    write_batch,
     write_given,
-    write_round,
 )
 from vectormill.search.search import (
     BY_VECTOR,
@@ -69,7 +69,7 @@ from vectormill.search.search import (
 from vectormill.vectors.representations import Representations
 
 # The most searches in one statement, which keeps its vectors and rows small.
-MOST_TOGETHER: Final = 32
+MAX_BATCH_SEARCHES: Final = 32
 # A search for more rows than this runs alone.
 MOST_ROWS: Final = 100
 # Without an index, searches in larger tables run alone: then Postgres scans the table with several processes
@@ -172,9 +172,9 @@ def find_matches(
     with finder.explaining(searches[0][0]):
         check()
     try:
-        for places in divide_into_rounds([search for search, _ in searches]):
+        for places in divide_into_batches([search for search, _ in searches]):
             if len(places) > 1:
-                together = finder.find_round([searches[place] for place in places])
+                together = finder.find_batch([searches[place] for place in places])
                 for place, nearest in zip(places, together, strict=True):
                     found[place] = nearest
             for place in places:
@@ -186,7 +186,7 @@ def find_matches(
     return [answer or SearchAnswer(data=[], num_rows_read=None, incomplete_because=OVER) for answer in found]
 
 
-def find_company(search: Search) -> Hashable | None:
+def find_batch_key(search: Search) -> Hashable | None:
     """Return the key that searches must share to run in one statement; None for a search that must run alone.
 
     The number of rows is part of the key, since an index scan for more rows may find nearer ones.
@@ -200,20 +200,20 @@ def find_company(search: Search) -> Hashable | None:
     return search.limit, search.ef_search, search.include, repr(search.condition)
 
 
-def divide_into_rounds(searches: Sequence[Search]) -> list[list[int]]:
-    """Group the indices of the searches into rounds, each of which one statement runs."""
-    rounds: list[list[int]] = []
-    open_rounds: dict[Hashable, list[int]] = {}
+def divide_into_batches(searches: Sequence[Search]) -> list[list[int]]:
+    """Group the indices of the searches into batches, each of which one statement runs."""
+    batches: list[list[int]] = []
+    open_batches: dict[Hashable, list[int]] = {}
     for place, search in enumerate(searches):
-        company = find_company(search)
-        together = None if company is None else open_rounds.get(company)
-        if together is None or len(together) == MOST_TOGETHER:
+        batch_key = find_batch_key(search)
+        together = None if batch_key is None else open_batches.get(batch_key)
+        if together is None or len(together) == MAX_BATCH_SEARCHES:
             together = []
-            rounds.append(together)
-            if company is not None:
-                open_rounds[company] = together
+            batches.append(together)
+            if batch_key is not None:
+                open_batches[batch_key] = together
         together.append(place)
-    return rounds
+    return batches
 
 
 class Finder:
@@ -230,15 +230,15 @@ class Finder:
         self._slack_seconds = max(SLACK_SHARE * deadline.seconds, LEAST_SLACK_SECONDS)
         self._page_seconds = min(PAGE_SHARE * deadline.seconds, MOST_PAGE_SECONDS)
 
-    def find_round(self, searches: Sequence[SearchWithVector]) -> list[SearchAnswer | None]:
-        """Run the searches of one round in one statement. The result is None for each search that must run alone."""
+    def find_batch(self, searches: Sequence[SearchWithVector]) -> list[SearchAnswer | None]:
+        """Run the searches of one batch in one statement. The result is None for each search that must run alone."""
         first, _ = searches[0]
         embeddings = [embedding for _, embedding in searches if isinstance(embedding, np.ndarray)]
         with self.explaining(first):
             queries = make_query_vector(self._connection, self._generation, embeddings)
             if queries is None:
                 return [SearchAnswer(data=[], num_rows_read=0) for _ in searches]
-            write = partial(write_round, self._generation, first, queries)
+            write = partial(write_batch, self._generation, first, queries)
             statement, reading = self._plans.choose(write, Depth(first.limit))
             if (reading.num_rows_read or 0) > MOST_ROWS_READ:
                 return [None for _ in searches]

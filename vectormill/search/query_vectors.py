@@ -173,7 +173,11 @@ def read_own_vectors(query: SearchQuery, generation: Generation) -> Query:
         indices, weights = read_sparse(by_place, generation)
         own = replace(own, indices=indices, weights=weights)
     if query.multi_vector is not None:
-        own = replace(own, vectors=read_multi_vector(query.multi_vector, generation))
+        check_amount("multi_vector", len(query.multi_vector), "vectors", generation.spec.max_tokens)
+        for number, vector in enumerate(query.multi_vector):
+            check_length(f"multi_vector[{number}]", vector, generation.spec.token_dimensions, generation)
+        tokens = check_numbers("multi_vector", query.multi_vector).astype(np.float16)  # [tokens, width]
+        own = replace(own, vectors=tokens)
     given = list_given(query)
     return (own.dense if given == [DENSE] else own) if given else None
 
@@ -207,14 +211,6 @@ def read_sparse(
     places = sorted(place for place, weight in weights.items() if weight != 0)
     check_amount("sparse", len(places), "weights other than 0", MAX_WEIGHTS)
     return np.array(places, np.uint32), check_numbers("sparse", [weights[place] for place in places])
-
-
-def read_multi_vector(vectors: list[list[float]], generation: Generation) -> npt.NDArray[np.float16]:
-    """Return a query's multi-vector, float16 [tokens, width]."""
-    check_amount("multi_vector", len(vectors), "vectors", generation.spec.max_tokens)
-    for number, vector in enumerate(vectors):
-        check_length(f"multi_vector[{number}]", vector, generation.spec.token_dimensions, generation)
-    return check_numbers("multi_vector", vectors).astype(np.float16)
 
 
 def check_length(name: str, vector: Sequence[float], dimensions: int, generation: Generation) -> None:

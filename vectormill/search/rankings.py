@@ -101,7 +101,7 @@ PAGE: Final = f"""
      ORDER BY best.distance + 0, best.{BY_KEY}
 """
 # The page of each of many queries; the lateral join runs each like a separate search.
-ROUND: Final = f"""
+BATCH: Final = f"""
     SELECT asked.place, best.*, attributes.metadata -> '_passage' AS passage {{columns}}
       FROM unnest({{array}}) WITH ORDINALITY AS asked (query, place)
      CROSS JOIN LATERAL ({{best}}) AS best
@@ -234,14 +234,14 @@ def write_page(generation: Generation, search: Search, found: Statement) -> Stat
     return Statement(page, found.values)
 
 
-def write_round(generation: Generation, search: Search, queries: QueryVector, depth: Depth) -> Statement:
+def write_batch(generation: Generation, search: Search, queries: QueryVector, depth: Depth) -> Statement:
     """Return one SQL statement that runs `search`, by vector, for each of many queries.
 
     Its rows have a column `place`, the number of their query, from 1.
     """
     condition = compile_filter(search.condition, "attributes.metadata")
     nearest = write_nearest(generation, queries, condition, [], depth)
-    statement = ROUND.format(
+    statement = BATCH.format(
         array=queries.array,
         best=BEST_ROWS.format(ranking=ALONE.format(name="vector", ranking=nearest, score=queries.score)),
         columns=" ".join(COLUMNS[part] for part in search.include),

@@ -19,7 +19,7 @@ from tests.protocol import make_items, submit
 from tests.waiting import wait_for
 from vectormill.client import Client
 from vectormill.db.idempotency import make_once
-from vectormill.keys import keyring
+from vectormill.keys import api_keys
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
 from vectormill.runs.operations import RunRequest
@@ -91,7 +91,7 @@ EACH = pytest.mark.parametrize("made", CASES.values(), ids=CASES)
 @pytest.fixture(autouse=True)
 def _no_key_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VECTORMILL_API_KEY", raising=False)
-    monkeypatch.setattr(keyring, "FRESH_SECONDS", 0.0)  # every request sees the keys as they are
+    monkeypatch.setattr(api_keys, "FRESH_SECONDS", 0.0)  # every request sees the keys as they are
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from api.app import create_app
+from api.door.scopes import OPERATIONS
 from tests.api_server import (
     ITEMS,
     JOB_FIELDS,
@@ -25,9 +26,8 @@ from tests.api_server import (
     submit,
 )
 from tests.database import ask, execute
-from vectormill.keys import keyring
+from vectormill.keys import api_keys
 from vectormill.operation import CONFIRMATION
-from vectormill.operations import OPERATIONS
 from vectormill.settings import Settings
 from vectormill.workers.workers import beat_worker
 
@@ -239,7 +239,7 @@ def test_a_stream_of_progress_ends_when_the_server_is_told_to_stop(engine: Engin
 def test_a_small_job_costs_one_hop_to_a_thread_and_two_transactions(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyring, "FRESH_SECONDS", 3600.0)
+    monkeypatch.setattr(api_keys, "FRESH_SECONDS", 3600.0)
     begun: list[object] = []
     hops: list[object] = []
     to_thread = anyio.to_thread.run_sync

@@ -9,17 +9,15 @@ import pytest
 from sqlalchemy import Engine, event
 
 from api.app import create_app
-from api.door.scopes import RULES, find_scope
-from api.openai.operations import OPERATIONS as OTHER_OPERATIONS
+from api.door.scopes import OPERATIONS, RULES, find_scope
 from tests.api_server import ITEMS, SMALL, api_client, assert_problem
 from tests.database import execute
 from vectormill.client import Client
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import Conflict
-from vectormill.keys import keyring
+from vectormill.keys import api_keys
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key, list_keys, revoke_key
-from vectormill.operations import OPERATIONS
 from vectormill.problems import ApiError
 from vectormill.settings import Settings
 
@@ -30,7 +28,7 @@ UNKNOWN = "00000000-0000-0000-0000-000000000000"
 @pytest.fixture(autouse=True)
 def _no_key_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VECTORMILL_API_KEY", raising=False)
-    monkeypatch.setattr(keyring, "FRESH_SECONDS", 0.0)  # every request sees the keys as they are
+    monkeypatch.setattr(api_keys, "FRESH_SECONDS", 0.0)  # every request sees the keys as they are
 
 
 def add_key(
@@ -212,8 +210,8 @@ def test_an_api_that_others_reach_refuses_when_its_last_key_is_gone(engine: Engi
 def test_a_new_key_is_valid_at_once_beside_keys_that_were_read_before(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyring, "FRESH_SECONDS", 3600.0)
-    monkeypatch.setattr(keyring, "UNKNOWN_SECONDS", 0.0)
+    monkeypatch.setattr(api_keys, "FRESH_SECONDS", 3600.0)
+    monkeypatch.setattr(api_keys, "UNKNOWN_SECONDS", 0.0)
     first = add_key(engine, "first")
     with api_client(engine) as client:
         assert client.get("/v1/jobs", headers=first).status_code == 200
@@ -222,7 +220,7 @@ def test_a_new_key_is_valid_at_once_beside_keys_that_were_read_before(
 
 def test_many_requests_read_the_keys_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FRESH_SECONDS", "UNKNOWN_SECONDS"):
-        monkeypatch.setattr(keyring, name, 3600.0)
+        monkeypatch.setattr(api_keys, name, 3600.0)
     header, statements = add_key(engine, "me"), []
     event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
     with api_client(engine) as client:
@@ -296,7 +294,7 @@ def test_the_api_says_which_scope_each_route_needs() -> None:
     assert said["POST /v1/jobs"] == said["POST /v1/jobs/{job_id}/cancel"] == [{"key": ["write"]}]
     unnamed = [name for name in said if not any(rule.fits(*name.split(" ", 1)) for rule in RULES)]
     assert not unnamed, "these routes stand in no row of RULES"
-    of_their_own = len(RULES) - len(OPERATIONS) - len(OTHER_OPERATIONS)
+    of_their_own = len(RULES) - len(OPERATIONS)
     assert of_their_own == 4, (
         "a route names its scope in its operation's row; beside these there are pages alone"
     )

@@ -8,14 +8,13 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
-from api.door.scopes import find_scope
+from api.door.scopes import OPERATIONS, find_scope
 from scheduler.webhooks import WebhookSender
 from tests.api_server import api_client, assert_problem, encode_waiting, many, submit
 from tests.commands import Say, saying
 from tests.commands import run as run_command
 from tests.webhook_receiver import Receiver
 from vectormill.client import Client
-from vectormill.operations import OPERATIONS
 from vectormill.problems import ApiError
 from vectormill.settings import Settings
 from vectormill.webhooks.webhook import EVENTS, Reply

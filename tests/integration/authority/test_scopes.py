@@ -6,16 +6,15 @@ from pathlib import Path
 import yaml
 from sqlalchemy import Engine
 
-from api.openai.operations import OPERATIONS as OTHER_OPERATIONS
+from api.door.scopes import OPERATIONS
 from tests.api_server import api_client
 from tests.architecture.sources import ROOT
 from tests.database import ask
 from vectormill.keys.api_key import OPENS, make_secret
 from vectormill.keys.api_keys import create_key
-from vectormill.operations import OPERATIONS
 from vectormill.settings import Settings
 
-ALL = (*OPERATIONS, *OTHER_OPERATIONS)
+ALL = OPERATIONS
 PAGE = (ROOT / "docs/SECURE.md").read_text(encoding="utf-8").partition("## Who can do what")[2]
 
 

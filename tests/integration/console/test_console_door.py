@@ -16,7 +16,7 @@ from tests.api_server import api_client, assert_problem
 from tests.database import ask
 from tests.protocol import make_items, submit
 from vectormill.domain.errors import ConfigurationError
-from vectormill.keys import keyring
+from vectormill.keys import api_keys
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key, load_keys, revoke_key
 
@@ -26,7 +26,7 @@ TOKEN = re.compile(r'"X-CSRF-Token": "([0-9a-f]{64})"')
 
 @pytest.fixture(autouse=True)
 def _fresh_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyring, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(api_keys, "FRESH_SECONDS", 0.0)
 
 
 def add_key(engine: Engine, name: str, scope: str = "write") -> str:

@@ -28,7 +28,7 @@ from vectormill.collections.removals import remove_collection
 from vectormill.domain.errors import SubmissionTooLarge
 from vectormill.jobs.item import ItemFailure
 from vectormill.jobs.jobs import find_job, pause_job
-from vectormill.keys import keyring
+from vectormill.keys import api_keys
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
 from vectormill.models.registry import DEFAULT_MODEL, Registry
@@ -167,7 +167,7 @@ def test_a_stream_follows_a_job_until_its_end(client: httpx.Client, engine: Engi
 def test_a_session_of_scope_read_looks_and_takes_results_and_presses_nothing(
     client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyring, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(api_keys, "FRESH_SECONDS", 0.0)
     make_collection(engine, "docs")
     make_schedule(engine, "docs")
     press(client, "/console/schedules/docs/run")
@@ -310,7 +310,7 @@ def test_a_full_disk_is_told_in_the_form(client: httpx.Client, monkeypatch: pyte
 def test_only_a_key_that_may_write_submits_a_file(
     client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyring, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(api_keys, "FRESH_SECONDS", 0.0)
     sent = {"file": ("a.jsonl", b'{"text": "x"}')}
     assert client.post("/console/submit", files=sent).status_code == 403, "without a token"
     for scope, status in (("read", 403), ("write", 204)):

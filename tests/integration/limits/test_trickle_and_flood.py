@@ -18,7 +18,7 @@ from api.limits.patience import MAX_HEAD_BYTES
 from tests.api_server import assert_problem, counted_client
 from tests.waiting import wait_for
 from vectormill.jobs.item import MAX_PAIRS_BYTES
-from vectormill.keys import keyring
+from vectormill.keys import api_keys
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
 from vectormill.models.registry import DEFAULT_MODEL
@@ -186,7 +186,7 @@ def test_trickled_bodies_of_searches_take_no_place_of_a_search(engine: Engine) -
 
 
 def test_one_key_leaves_room_for_another(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyring, "FRESH_SECONDS", 300.0)
+    monkeypatch.setattr(api_keys, "FRESH_SECONDS", 300.0)
     greedy, modest = make_secret(), make_secret()
     with engine.begin() as connection:
         create_key(connection, "greedy", greedy, "read", None)

@@ -21,7 +21,7 @@ from vectormill.client import Client
 from vectormill.files.roots import ANYWHERE
 from vectormill.jobs import upload
 from vectormill.jobs.jobs import find_job
-from vectormill.keys import keyring
+from vectormill.keys import api_keys
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
 from vectormill.objects.output import HeldOutput, claim_output
@@ -193,7 +193,7 @@ def test_an_api_that_others_reach_reads_local_objects_only_below_a_folder_that_i
 def test_a_key_that_may_only_write_neither_reads_objects_nor_writes_them(
     engine: Engine, client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyring, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(api_keys, "FRESH_SECONDS", 0.0)
     secrets = {}
     for scope in ("write", "sources"):
         secrets[scope] = make_secret()

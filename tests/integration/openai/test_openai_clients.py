@@ -385,6 +385,18 @@ def test_rerank_answers_as_its_clients_know(door: FrontDoor, expected: NDArray[n
     assert (raw.status_code, "activation" in raw.json()["error"]) == (400, True)
 
 
+def test_rerank_truncates_long_texts_only_where_it_is_asked_to(door: FrontDoor) -> None:
+    body = {"query": TEXTS[0], "texts": [TEXTS[1], "mill " * 1000]}
+    for refusing in ({}, {"truncate": False}, {"truncate": None}):
+        answer = door.http.post("/rerank", json=body | refusing)
+        assert (answer.status_code, "texts[1]" in answer.json()["error"]) == (400, True)
+    assert len(door.http.post("/rerank", json=body | {"truncate": True}).json()) == 2
+    to_vllm = body | {"return_documents": False}
+    assert len(door.http.post("/rerank", json=to_vllm | {"truncate": True}).json()["results"]) == 2
+    refused = door.http.post("/rerank", json=to_vllm | {"truncate": False})
+    assert (refused.status_code, "omit truncate" in refused.json()["error"]) == (400, True)
+
+
 def test_a_cap_of_tokens_beyond_what_the_model_reads_caps_nothing(door: FrontDoor) -> None:
     """Haystack's CohereRanker always sends 4,096."""
     body = {"query": TEXTS[0], "documents": ["mill " * 400, TEXTS[1]]}

@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 
 from tests.api_server import api_client
 from tests.queries import listening
-from vectormill.keys import keyring
+from vectormill.keys import api_keys
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
 from vectormill.models.registry import DEFAULT_MODEL
@@ -58,7 +58,7 @@ def test_what_comes_on_top_is_told_when_to_come_again(api: httpx.Client, redis_u
 def test_a_key_that_opens_nothing_raises_an_authentication_error(
     api: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyring, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(api_keys, "FRESH_SECONDS", 0.0)
     secret = make_secret()
     with engine.begin() as connection:
         create_key(connection, "me", secret, "read", None)

@@ -21,10 +21,10 @@ from vectormill.collections.collections import find_generation
 from vectormill.collections.generation_tables import keep_ranges
 from vectormill.db.session import walk_plan
 from vectormill.search.filter import parse_filter
-from vectormill.search.matches import MOST_TOGETHER, Finder, SearchWithVector, find_matches
+from vectormill.search.matches import MAX_BATCH_SEARCHES, Finder, SearchWithVector, find_matches
 from vectormill.search.operations import SearchAnswer
 from vectormill.search.query_vectors import make_query_vector
-from vectormill.search.rankings import Depth, Plans, write_round
+from vectormill.search.rankings import Depth, Plans, write_batch
 from vectormill.search.search import TEXT, Deadline, Search
 from vectormill.vectors.quantization import Ranges
 
@@ -43,7 +43,7 @@ WANTED: Sequence[tuple[list[dict[str, Any]], str]] = [
     ([{"condition": parse_filter({"part": 7})}] * 8, "a filter with an index"),
     ([{"condition": parse_filter({"shelf": 7})}] * 8, "a filter without one"),
     ([{"condition": parse_filter({"not": {"lang": "de"}})}] * 8, "a filter that what has no metadata fits"),
-    ([{"limit": 200}, {}, {"by_document": True}, {}], "some of them never in company"),
+    ([{"limit": 200}, {}, {"by_document": True}, {}], "some of them never in a batch"),
 ]
 
 
@@ -108,26 +108,26 @@ def test_a_key_that_was_deleted_is_in_no_answer(searched: Searched) -> None:
 def test_every_search_of_a_round_is_by_the_index_of_the_vectors(searched: Searched) -> None:
     generation, search = searched.generation(), Search()
     with searched.engine.connect() as connection:
-        queries = make_query_vector(connection, generation, list(searched.vectors[:MOST_TOGETHER]))
+        queries = make_query_vector(connection, generation, list(searched.vectors[:MAX_BATCH_SEARCHES]))
         assert queries is not None
         Finder(connection, generation, Deadline(30))._prepare(search)
         statement, reading = Plans(connection, generation).choose(
-            partial(write_round, generation, search, queries), Depth(search.limit)
+            partial(write_batch, generation, search, queries), Depth(search.limit)
         )
         explained = text(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement.sql}")
         (plan,) = connection.execute(explained, statement.values).scalar_one()
     scans = [node for node in walk_plan(plan["Plan"]) if node.get("Index Name") == VECTORS_INDEX]
-    assert [(node["Actual Loops"], "Order By" in node) for node in scans] == [(MOST_TOGETHER, True)]
+    assert [(node["Actual Loops"], "Order By" in node) for node in scans] == [(MAX_BATCH_SEARCHES, True)]
     assert reading.by_index
 
 
 def test_a_round_has_a_bound_and_needs_no_more_statements_than_a_search(searched: Searched) -> None:
     generation = searched.generation()
-    searches = [(Search(), vector) for vector in searched.vectors[: MOST_TOGETHER + 1]]
+    searches = [(Search(), vector) for vector in searched.vectors[: MAX_BATCH_SEARCHES + 1]]
     with searched.engine.connect() as connection, counting_statements(searched.engine) as statements:
         find_matches(connection, generation, searches[:1])
         num_alone = len(statements)
-        find_matches(connection, generation, searches[:MOST_TOGETHER])
+        find_matches(connection, generation, searches[:MAX_BATCH_SEARCHES])
         assert len(statements) == 2 * num_alone
         statements.clear()
         find_matches(connection, generation, searches)

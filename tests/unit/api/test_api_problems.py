@@ -13,7 +13,6 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.types import Message, Receive, Scope, Send
 
-from api.cursors import decode_cursor, encode_cursor
 from api.door.admission import AdmissionControl
 from api.door.hosts import parse_allowed_hosts
 from api.door.keys import KeyGuard
@@ -21,7 +20,8 @@ from api.door.machine import MachineUsers
 from api.door.observer import RequestObserver
 from api.limits.gates import Gates
 from api.metrics import ApiMetrics
-from api.problems import Place, Problem, name_parameter, register_handlers, tell_refusal
+from api.problems import Place, Problem, describe_for_client, name_parameter, register_handlers
+from api.serving import decode_cursor, encode_cursor
 from vectormill.domain import errors
 from vectormill.settings import Settings
 
@@ -169,7 +169,7 @@ def test_a_refusal_is_told_to_openai_s_clients_and_to_ours() -> None:
         "/v1/jobs": (422, set()),
     }
     for path, expected in told_by_path.items():
-        found, members = tell_refusal(path, 422, "invalid-option", "No.")
+        found, members = describe_for_client(path, 422, "invalid-option", "No.")
         assert (found, set(members)) == expected, path
     names = {pointer: name_parameter(pointer) for pointer in ("/input", "/input/3", "/a/0/b")}
     assert names == {"/input": "input", "/input/3": "input[3]", "/a/0/b": "a[0].b"}

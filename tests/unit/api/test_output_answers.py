@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from api.openai.embeddings import measure_results, write_answer
 from api.openai.operations import CohereEmbedRequest
-from api.openai.others import list_weights, write_cohere_answer
+from api.openai.routes import list_weights, measure_results, write_answer, write_cohere_answer
 from api.queries import Answered, cut_parts
 from tests.kinds import MANY, representations_of
 from tests.protocol import SPEC

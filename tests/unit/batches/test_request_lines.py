@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.openai.embeddings import read_checked_inputs
+from api.openai.routes import read_checked_inputs
 from tests.request_batches import line, write
 from vectormill.batches.endpoints import (
     EMBEDDINGS_DECODER,

@@ -18,8 +18,7 @@ from vectormill.keys.api_key import (
     make_secret,
     parse_lifetime,
 )
-from vectormill.keys.api_keys import CachedKey
-from vectormill.keys.keyring import FRESH_SECONDS, PATIENCE_SECONDS, Keyring, find_key
+from vectormill.keys.api_keys import FRESH_SECONDS, PATIENCE_SECONDS, CachedKey, Keyring, find_key
 
 KEY = CachedKey(1, "me", hash_secret("vmk_secret"), "read", is_expired=False, is_use_due=False)
 

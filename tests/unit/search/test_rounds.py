@@ -3,7 +3,7 @@
 from typing import Any
 
 from vectormill.search.filter import parse_filter
-from vectormill.search.matches import MOST_ROWS, MOST_TOGETHER, divide_into_rounds
+from vectormill.search.matches import MAX_BATCH_SEARCHES, MOST_ROWS, divide_into_batches
 from vectormill.search.search import VECTOR, Search
 
 FILTER = parse_filter({"a": 1})
@@ -15,7 +15,7 @@ def test_searches_that_share_a_statement() -> None:
         ({"condition": FILTER}, {"condition": parse_filter({"a": 1})}, "the same filter"),
     ]
     for options, others, reason in cases:
-        assert divide_into_rounds([Search(**options), Search(**others)]) == [[0, 1]], reason
+        assert divide_into_batches([Search(**options), Search(**others)]) == [[0, 1]], reason
 
 
 def test_searches_that_do_not() -> None:
@@ -33,12 +33,12 @@ def test_searches_that_do_not() -> None:
         ({"limit": MOST_ROWS + 1}, {"limit": MOST_ROWS + 1}, "long answers"),
     ]
     for options, others, reason in cases:
-        assert divide_into_rounds([Search(**options), Search(**others)]) == [[0], [1]], reason
+        assert divide_into_batches([Search(**options), Search(**others)]) == [[0], [1]], reason
 
 
 def test_rounds_have_a_bound_and_keep_the_order_of_what_is_alike() -> None:
-    searches = [Search(), Search(limit=200)] * (MOST_TOGETHER + 1)
-    rounds = divide_into_rounds(searches)
+    searches = [Search(), Search(limit=200)] * (MAX_BATCH_SEARCHES + 1)
+    rounds = divide_into_batches(searches)
     assert sorted(place for places in rounds for place in places) == list(range(len(searches)))
-    assert sorted(map(len, rounds), reverse=True)[:2] == [MOST_TOGETHER, 1]
-    assert rounds[0] == list(range(0, 2 * MOST_TOGETHER, 2))
+    assert sorted(map(len, rounds), reverse=True)[:2] == [MAX_BATCH_SEARCHES, 1]
+    assert rounds[0] == list(range(0, 2 * MAX_BATCH_SEARCHES, 2))

@@ -87,6 +87,14 @@ def test_words_need_no_worker_and_both_rankings_are_told_apart(
     }  # fmt: skip
 
 
+def test_weights_are_refused_where_there_is_one_ranking(client: httpx.Client) -> None:
+    for mode in ({}, {"mode": "vector"}, {"hybrid": False}):
+        answer = client.post(SEARCH, json={"embedding": embed("pie"), "weights": {"text": 2}, **mode})
+        assert_problem(answer, 422, "invalid-option", "use mode hybrid")
+    by_words = client.post(SEARCH, json={"text": "pie", "mode": "text", "weights": {"text": 2}})
+    assert_problem(by_words, 422, "invalid-option", "omit weights")
+
+
 def test_a_collection_without_texts_says_what_a_search_by_words_needs(
     client: httpx.Client, engine: Engine
 ) -> None:
