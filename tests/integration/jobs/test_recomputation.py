@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -40,9 +41,13 @@ from vectormill.jobs.item import (
     Item,
     ItemFailure,
 )
-from vectormill.jobs.job import Job
+from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, pause_job, resume_job, retry_job
+from vectormill.jobs.operations import InputBody
 from vectormill.jobs.recomputation import LIST_SUSPECT, list_computed_chunks, list_suspect_chunks
+from vectormill.jobs.submission import JobWriter
+from vectormill.objects.reading import add_objects
+from vectormill.settings import Settings
 from vectormill.workers.proofs import (
     begin_period,
     count_failed_periods,
@@ -383,6 +388,23 @@ def test_a_chunk_that_a_worker_gives_up_leaves_no_faulty_row(engine: Engine, per
         ended, _ = run_to_end(engine, encoder, job)
     assert (ended.num_done, ended.num_failed) == (0, 1)
     assert execute(engine, "SELECT count(*) FROM docs").scalar_one() == 0
+
+
+def test_a_chunk_that_was_given_up_twice_is_certified_when_its_object_is_gone(
+    engine: Engine, periods: list[int], tmp_path: Path
+) -> None:
+    path, settings = tmp_path / "in.jsonl", Settings(source_root=str(tmp_path))
+    path.write_text('{"id": "a", "text": "one"}\n')
+    with JobWriter(engine, NewJob(SPEC), settings) as writer:
+        add_objects(writer, InputBody([path.as_uri()], key="id"), SPEC, settings)
+        job = writer.finish()
+    failure = ItemFailure(ENCODING_FAILED, ITEM_ERROR_CODES[ENCODING_FAILED])
+    ask(engine, fail_chunk, claim_next_chunk(engine), [Item("a", b"")], failure, periods[1])
+    fail_and_mend(engine, periods[1])
+    ask(engine, fail_chunk, claim_next_chunk(engine), [Item("a", b"")], failure, periods[2])
+    path.unlink()
+    lines = [json.loads(line) for line in write_certificate_lines(engine, job.id)]
+    assert [line["num_results"] for line in lines if line["kind"] == "chunk"] == [0]
 
 
 @pytest.mark.parametrize("held", ["jobs", "chunks"])
