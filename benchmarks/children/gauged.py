@@ -206,8 +206,8 @@ def _import_all(order: EncoderOrder) -> None:
     import torch
 
     from worker.model.torch_encoder import DTYPES
+    from worker.parallel.agreement import PROCESS_GROUPS, join_process_group
     from worker.parallel.filling import build_skeleton
-    from worker.parallel.rendezvous import PROCESS_GROUPS, join_process_group
 
     build_skeleton(order.card, DTYPES[FP32])
     if order.device.kind == CUDA:

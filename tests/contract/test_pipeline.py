@@ -24,8 +24,8 @@ from tests.waiting import wait_for
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.encoder.encoder import DirectEncoder
+from worker.parallel.agreement import join_process_group
 from worker.parallel.pipeline import PipelineStage
-from worker.parallel.rendezvous import join_process_group
 from worker.placement.placement import Rank
 from worker.placement.strategies import PIPELINE
 from worker.runner.memory import MemoryGauge

@@ -24,7 +24,7 @@ from worker.encoder.encoder import Choice, EncoderOrder
 from worker.model.forms import Form
 from worker.model.packed import Kernel, exact_kernel
 from worker.parallel import shard_encoder
-from worker.parallel.rendezvous import find_first_objection
+from worker.parallel.agreement import find_first_objection
 from worker.parallel.shard_encoder import ShardEncoder
 from worker.placement.placement import Rank
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR

@@ -295,12 +295,12 @@ class DeviceSampler:
 
     def sample(self) -> DeviceUse:
         if self._nvml is not None:
-            use = read_use(self._nvml, self._device.uuid)
-            if use is not None and use.memory_total_bytes is not None:
-                return DeviceUse(use.memory_used_bytes, use.memory_total_bytes, use.utilisation)
-            if use is not None:
-                host = detect_memory()
-                return DeviceUse(host.used_bytes, host.total_bytes, use.utilisation)
+            if (use := read_use(self._nvml, self._device.uuid)) is not None:
+                used_bytes, total_bytes, utilisation = use
+                if total_bytes is None:
+                    host = detect_memory()
+                    used_bytes, total_bytes = host.used_bytes, host.total_bytes
+                return DeviceUse(used_bytes, total_bytes, utilisation)
         elif self._device.kind != CUDA:
             return self._sample_process()
         return DeviceUse(None, self._device.memory_bytes, None)

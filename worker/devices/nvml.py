@@ -62,19 +62,6 @@ class Gpu:
     card: str = ""  # for a part: the UUID of the whole GPU
 
 
-@dataclass(frozen=True, slots=True)
-class GpuUse:
-    """The use of a GPU at one moment: memory of all programs, and its utilisation in the last second, 0 to 1.
-
-    None means that the driver does not say: mostly the utilisation of a part of a GPU, or the memory of a GPU that has
-    none of its own.
-    """
-
-    memory_used_bytes: int | None
-    memory_total_bytes: int | None
-    utilisation: float | None
-
-
 def open_nvml() -> Nvml | None:
     """Initialize NVML. Return None without an NVIDIA driver, which is normal and not logged."""
     try:
@@ -161,8 +148,12 @@ def select_visible(visible: str | None, gpus: Sequence[Gpu]) -> tuple[list[Gpu],
     return [gpu for gpu in settled.values() if gpu], ",".join(settled)
 
 
-def read_use(nvml: Nvml, uuid: str) -> GpuUse | None:
-    """Return the use of a GPU; None if the driver cannot say, for example while the GPU is being reset."""
+def read_use(nvml: Nvml, uuid: str) -> tuple[int | None, int | None, float | None] | None:
+    """Return the used and total bytes of a GPU, and its utilisation in the last second, 0 to 1.
+
+    None if the driver cannot say, for example while the GPU is being reset; None for the memory of a GPU that has none
+    of its own, and mostly for the utilisation of a part of a GPU.
+    """
     try:
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         total, _, used = _read_memory(nvml, handle)
@@ -172,7 +163,7 @@ def read_use(nvml: Nvml, uuid: str) -> GpuUse | None:
         utilisation: float | None = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
     except nvml.NVMLError:
         utilisation = None
-    return GpuUse(used, total, utilisation)
+    return used, total, utilisation
 
 
 def read_links(nvml: Nvml, uuids: Sequence[str]) -> dict[frozenset[str], str]:

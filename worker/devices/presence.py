@@ -1,4 +1,4 @@
-"""Tell which GPUs of a machine are lost, and which are back, from one detection after another."""
+"""Find out which GPUs of a machine are lost, and which are back, by comparing one detection with the next."""
 
 from collections.abc import Mapping
 from dataclasses import replace

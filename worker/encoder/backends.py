@@ -14,10 +14,10 @@ from typing import Final
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import GLINER, REXUNINLU
 from worker.devices.backends import BACKENDS, SHARING, Backend
-from worker.devices.device import Device
+from worker.devices.device import CPU, Device
 from worker.encoder.choice import PACKED, choose_precision
 from worker.encoder.encoder import AUTO, Choice, Encoder, EncoderOrder
-from worker.encoder.reproducible import ReproducibleEncoder, refuse_irreproducible
+from worker.encoder.reproducible import ReproducibleEncoder
 from worker.encoder.switches import SwitchFacts, choose_switches, is_package_installed
 
 
@@ -33,34 +33,31 @@ def list_backends(
     `must_pack` means that packed attention was requested. Raises ModelError if the request cannot be met,
     naming what can be.
     """
+
+    def find_flaw(backend: Backend) -> str:
+        if not backend.runs_on(device.kind):
+            return f"runs only on {backend.only_kind}, not on {device.name}"
+        if not is_installed(backend):
+            return f"is not installed (`pip install {backend.package}`)"
+        if must_pack and not backend.has_packed_attention:
+            return "does not support packed attention, which was requested"
+        return ""
+
     if wanted != AUTO:
-        if flaw := _find_flaw(BACKENDS[wanted], device, is_installed, must_pack=must_pack):
+        if flaw := find_flaw(BACKENDS[wanted]):
             others = " or ".join(["auto", *(name for name in BACKENDS if name != wanted)])
             raise ModelError(f"The backend {wanted} {flaw}; use {others}.")
         return [(BACKENDS[wanted], "requested")]
     found: list[tuple[Backend, str]] = []
     flaws: list[str] = []
     for backend in BACKENDS.values():
-        flaw = _find_flaw(backend, device, is_installed, must_pack=must_pack)
-        if flaw is not None:
+        if flaw := find_flaw(backend):
             flaws.append(f"{backend.name} {flaw}")
         else:
             found.append((backend, "; ".join(flaws) or f"measured to be the fastest on {device.kind}"))
     if not found:
         raise ModelError(f"No backend can run a model on {device.name}: {'; '.join(flaws)}.")
     return found
-
-
-def _find_flaw(
-    backend: Backend, device: Device, is_installed: Callable[[Backend], bool], *, must_pack: bool
-) -> str | None:
-    if not backend.runs_on(device.kind):
-        return f"runs only on {backend.only_kind}, not on {device.name}"
-    if not is_installed(backend):
-        return f"is not installed (`pip install {backend.package}`)"
-    if must_pack and not backend.has_packed_attention:
-        return "does not support packed attention, which was requested"
-    return None
 
 
 logger = logging.getLogger(__name__)
@@ -85,7 +82,16 @@ def load_encoder(order: EncoderOrder) -> Encoder:
     """
     if not order.is_reproducible:
         return _load_any(order)
-    refuse_irreproducible(order)
+    obstacle = ""
+    if order.card.is_extractor:
+        obstacle = "extraction is not computed in tiles of one shape"
+    elif order.device.kind != CPU:
+        obstacle = f"{order.device.name} is not a processor, and its kernels were not compared"
+    if obstacle:
+        raise ModelError(
+            f"The model {order.card.name!r} cannot be reproducible because {obstacle}; "
+            "set VECTORMILL_WORKER_REPRODUCIBLE=false, or use other devices."
+        )
     return ReproducibleEncoder(_load_any(order), order)
 
 
@@ -99,7 +105,7 @@ def _load_any(order: EncoderOrder) -> Encoder:
         return _find(STATIC)(order)
     precision = choose_precision(order.precision, order.device, order.card.model_type)
     notes: tuple[str, ...] = ()
-    left, tell = dict(order.left), order.on_backend
+    left, on_backend = dict(order.left), order.on_backend
     order = replace(order, on_backend=None, left=())
     for backend, reason in list_backends(
         order.backend,
@@ -110,8 +116,8 @@ def _load_any(order: EncoderOrder) -> Encoder:
         try:
             if backend.name in left:
                 raise CannotRun(left[backend.name])
-            if tell is not None:
-                tell(backend.name)
+            if on_backend is not None:
+                on_backend(backend.name)
             if not backend.has_packed_attention:
                 padded_because = f"{backend.name} does not support packed attention"
                 facts = SwitchFacts(order.device, 0, padded_because)

@@ -17,7 +17,6 @@ from vectormill.domain.task import DENSE
 from vectormill.ragged import Ragged
 from worker.batching.batch import OUTPUTS, Batch
 from worker.batching.cost import LengthBuckets, count_tile_rows
-from worker.devices.device import CPU
 from worker.encoder.encoder import Encoder, EncoderOrder, EncoderReport, ForwardPass
 
 # The size of a tile. A smaller one wastes less where few texts are of one length, a larger one computes faster
@@ -127,17 +126,3 @@ class ReproducibleEncoder(Encoder):
         found = [self.encode(Batch.from_ids(rows)) for rows in batches]
         rows = [each.row(place) for each, place in zip(found, places, strict=True) if len(each)]
         return len({row.tobytes() for row in rows}) <= 1
-
-
-def refuse_irreproducible(order: EncoderOrder) -> None:
-    """Raise ModelError if the same bits cannot be promised for this model on this device."""
-    obstacle = ""
-    if order.card.is_extractor:
-        obstacle = "extraction is not computed in tiles of one shape"
-    elif order.device.kind != CPU:
-        obstacle = f"{order.device.name} is not a processor, and its kernels were not compared"
-    if obstacle:
-        raise ModelError(
-            f"The model {order.card.name!r} cannot be reproducible because {obstacle}; "
-            "set VECTORMILL_WORKER_REPRODUCIBLE=false, or use other devices."
-        )

@@ -26,7 +26,7 @@ from vectormill.ragged import Ragged
 from vectormill.settings import process_environment
 from vectormill.vectors.vector_types import find_unfit
 from worker.batching.batch import Batch
-from worker.batching.limits import BatchLimits
+from worker.batching.pool import BatchLimits
 from worker.devices.device import Device
 from worker.encoder.choice import FP32
 from worker.encoder.encoder import EncoderOrder, EncoderReport, find_changes

@@ -21,8 +21,7 @@ from vectormill.jobs.item import ITEM_ERROR_CODES, OUT_OF_MEMORY, ItemFailure
 from vectormill.ragged import Ragged
 from worker.batching.batch import OUTPUTS, Batch, OwnedBatch, Sequences
 from worker.batching.cost import BatchCost
-from worker.batching.limits import BatchLimits, BudgetSource
-from worker.batching.pool import SequencePool
+from worker.batching.pool import BatchLimits, BudgetSource, SequencePool
 from worker.engine.request import CANCEL_POLL_SECONDS, EncodingCancelled, EngineStopped, RunnerDied
 from worker.tokens.tokenized import TokenizedTexts
 

@@ -26,8 +26,14 @@ from worker.encoder.encoder import EncoderOrder
 from worker.model.heads import TokenVectors, TokenWeights
 from worker.model.network import Dense, EncoderNetwork, check_tokenizer, list_token_inputs
 from worker.model.weights import RoundedEmbedding, find_factor, is_compressible_table
-from worker.openvino.heads import Layer, save_heads
-from worker.openvino.network import VECTORS, WORD_EMBEDDINGS, ConversionFailed, list_outputs
+from worker.openvino.network import (
+    VECTORS,
+    WORD_EMBEDDINGS,
+    ConversionFailed,
+    Layer,
+    list_outputs,
+    save_heads,
+)
 from worker.openvino.runtime import openvino as ov
 from worker.placement.footprint import COMPRESSED
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS

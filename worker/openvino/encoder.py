@@ -20,12 +20,12 @@ from worker.encoder.memory import keep_large_blocks_apart
 from worker.encoder.outputs import POOLED, POOLED_BOUNDS, WantedOutputs, find_wanted, weighs_tokens
 from worker.encoder.padding import PaddedBatch, pad_batch
 from worker.openvino.conversion import find_or_convert
-from worker.openvino.heads import LinearHeads
 from worker.openvino.network import (
     STATES,
     VECTORS,
     WORD_EMBEDDINGS,
     ConversionFailed,
+    LinearHeads,
     OpenVINONetwork,
     list_outputs,
     pools_passages,

@@ -28,10 +28,10 @@ from worker.encoder.choice import find_arithmetic
 from worker.encoder.encoder import EncoderOrder
 from worker.model.torch_encoder import DTYPES
 from worker.model.weights import open_adapter
+from worker.parallel.agreement import PROCESS_GROUPS, join_process_group
 from worker.parallel.filling import fill, hold_rounded
 from worker.parallel.offload import OffloadedLayers
 from worker.parallel.pipeline import PipelineStage, cut_stage
-from worker.parallel.rendezvous import PROCESS_GROUPS, join_process_group
 from worker.placement.footprint import COMPRESSED
 from worker.placement.placement import Rank
 from worker.placement.strategies import STRATEGIES, TENSOR

@@ -51,9 +51,8 @@ from worker.model.packed import (
     varlen_kernel,
 )
 from worker.model.torch_encoder import DTYPES, find_unattended
-from worker.parallel.agreement import find_flaw, set_attention
+from worker.parallel.agreement import ask_all, find_flaw, set_attention
 from worker.parallel.filling import build_skeleton, load_word_head
-from worker.parallel.rendezvous import ask_all
 from worker.parallel.shard import LoadedShard
 from worker.placement.placement import Rank
 

@@ -1,4 +1,4 @@
-"""Tell why a model cannot be placed in some way: one function, which the plan and the load ask alike.
+"""Explain why a model cannot be placed in some way. The plan and the load ask the same function.
 
 Imports no framework.
 """

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from worker.batching.batch import Batch, Sequences
 from worker.batching.cost import BatchCost, LengthBuckets
-from worker.batching.limits import BatchLimits
 from worker.batching.pool import (
     LEAD_SECONDS,
     MAX_INTERACTIVE_IN_ROW,
     SHORT_BULK_SECONDS,
     TOKENIZING_SECONDS,
+    BatchLimits,
     SequencePool,
     find_hold_end,
 )

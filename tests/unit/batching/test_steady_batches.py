@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from worker.batching.cost import BatchCost, LengthBuckets
-from worker.batching.limits import BatchLimits
-from worker.batching.pool import SequencePool
+from worker.batching.pool import BatchLimits, SequencePool
 
 Draw = Callable[[random.Random], int]
 

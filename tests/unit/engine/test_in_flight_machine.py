@@ -22,7 +22,7 @@ from vectormill.jobs.item import ENCODING_FAILED, OUT_OF_MEMORY
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch, OwnedBatch
 from worker.batching.budget import BudgetRules, TokenBudget
-from worker.batching.limits import BatchLimits
+from worker.batching.pool import BatchLimits
 from worker.engine.in_flight import SICKENED_BY_ONE, InFlight
 from worker.engine.request import EngineStopped, RunnerDied
 from worker.engine.request_queue import RequestQueue, Ticket

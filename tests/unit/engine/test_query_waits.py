@@ -13,7 +13,7 @@ from tests.unit.engine.test_in_flight import KNOWN_TEXTS, REPORT, VECTOR
 from tests.unit.engine.test_tuner import GIB, make_tuner
 from vectormill.ragged import Ragged
 from worker.batching.cost import BatchCost
-from worker.batching.limits import BatchLimits
+from worker.batching.pool import BatchLimits
 from worker.devices.device import CUDA
 from worker.engine.in_flight import InFlight
 from worker.engine.request_queue import RequestQueue, Ticket

@@ -12,7 +12,7 @@ from vectormill.jobs.item import OUT_OF_MEMORY
 from vectormill.ragged import Ragged
 from worker.batching.batch import OUTPUTS, Batch, OwnedBatch
 from worker.batching.cost import BatchCost
-from worker.batching.limits import BatchLimits
+from worker.batching.pool import BatchLimits
 from worker.engine.request import EncodingCancelled, EngineStopped
 from worker.engine.request_queue import Admission, RequestQueue, Ticket
 from worker.tokens.tokenized import SPANS, TokenizedTexts

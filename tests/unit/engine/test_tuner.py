@@ -15,8 +15,7 @@ from tests.rexuninlu import GOLDEN
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.batching.batch import Batch, OwnedBatch, Sequences
 from worker.batching.cost import BatchCost
-from worker.batching.limits import BatchLimits
-from worker.batching.pool import SequencePool
+from worker.batching.pool import BatchLimits, SequencePool
 from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.encoder import Choice, EncoderReport
 from worker.engine.engine import Engine

@@ -36,7 +36,7 @@ from vectormill.domain.schema import EMPTY_HINT_COST, MAX_HINT_COST, Schema
 from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, OUT_OF_MEMORY, ItemFailure
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
-from worker.batching.limits import BatchLimits
+from worker.batching.pool import BatchLimits
 from worker.engine.request_queue import RequestQueue, Ticket
 from worker.tasks.extract.extract import Extract, Prompts
 from worker.tasks.extract.extraction import Extraction, RexUniNLU
