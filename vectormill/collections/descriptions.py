@@ -16,6 +16,7 @@ from vectormill.collections.generation_tables import table_name
 from vectormill.collections.indexes import (
     COUNT_ROWS,
     COUNTED_BYTES,
+    FROM_INDEXES,
     INDEX_STATE,
     FoundIndex,
     find_index_settings,
@@ -328,10 +329,7 @@ LIST_SUMMARIES = text(f"""
       LEFT JOIN LATERAL (SELECT changed_at FROM vectormill.source_changes
                           WHERE collection_id = collections.id ORDER BY collection_id, id LIMIT 1) AS change ON true
       LEFT JOIN vectormill.generations AS live ON live.collection_id = collections.id AND live.state = 'live'
-      LEFT JOIN LATERAL (SELECT {INDEX_STATE} AS state
-                           FROM pg_index AS entry
-                           JOIN pg_class AS own ON own.oid = entry.indexrelid
-                           JOIN pg_am AS method ON method.oid = own.relam
+      LEFT JOIN LATERAL (SELECT {INDEX_STATE} AS state {FROM_INDEXES}
                           WHERE entry.indrelid = to_regclass('vectormill.generation_' || live.id)
                             AND method.amname IN ('hnsw', 'ivfflat')
                           ORDER BY entry.indisvalid DESC LIMIT 1) AS vector_index ON true

@@ -81,23 +81,27 @@ INDEX_STATE: Final = """
          THEN 'building' ELSE 'invalid' END
 """
 
-# indclass counts from 0, unlike an array.
-LIST_INDEXES: Final = text(f"""
-    SELECT class.relname AS name, home.relname AS "table", method.amname AS method,
-           operator_class.opcname AS operator_class, entry.indisvalid AND entry.indisready AS is_valid,
-           CAST(class.relname AS text) ^@ ANY(CAST(:ours AS text[])) AS is_ours,
-           coalesce((SELECT jsonb_object_agg(option_name, CAST(option_value AS integer))
-                       FROM pg_options_to_table(class.reloptions) WHERE method.amname = 'hnsw'), '{{}}') AS options,
-           pg_relation_size(class.oid) AS num_bytes, pg_stat_get_lastscan(class.oid) AS last_used_at,
-           CAST(extract(epoch FROM now() - pg_stat_get_lastscan(class.oid)) AS double precision) AS idle_seconds,
-           {INDEX_STATE} AS state, pg_get_indexdef(class.oid) AS definition
+# An index `entry` with its own row of pg_class. indclass counts from 0, unlike an array.
+FROM_INDEXES: Final = """
       FROM pg_index AS entry
-      JOIN pg_class AS class ON class.oid = entry.indexrelid
-      JOIN pg_class AS home ON home.oid = entry.indrelid
-      JOIN pg_am AS method ON method.oid = class.relam
+      JOIN pg_class AS own ON own.oid = entry.indexrelid
+      JOIN pg_am AS method ON method.oid = own.relam
       JOIN pg_opclass AS operator_class ON operator_class.oid = entry.indclass[0]
+"""
+
+LIST_INDEXES: Final = text(f"""
+    SELECT own.relname AS name, home.relname AS "table", method.amname AS method,
+           operator_class.opcname AS operator_class, entry.indisvalid AND entry.indisready AS is_valid,
+           CAST(own.relname AS text) ^@ ANY(CAST(:ours AS text[])) AS is_ours,
+           coalesce((SELECT jsonb_object_agg(option_name, CAST(option_value AS integer))
+                       FROM pg_options_to_table(own.reloptions) WHERE method.amname = 'hnsw'), '{{}}') AS options,
+           pg_relation_size(own.oid) AS num_bytes, pg_stat_get_lastscan(own.oid) AS last_used_at,
+           CAST(extract(epoch FROM now() - pg_stat_get_lastscan(own.oid)) AS double precision) AS idle_seconds,
+           {INDEX_STATE} AS state, pg_get_indexdef(own.oid) AS definition
+      {FROM_INDEXES}
+      JOIN pg_class AS home ON home.oid = entry.indrelid
      WHERE entry.indrelid IN (to_regclass(:vectors), to_regclass(:attributes)) AND NOT entry.indisprimary
-     ORDER BY class.relname
+     ORDER BY own.relname
 """)
 
 
@@ -599,14 +603,11 @@ LIST_MAINTAINED: Final = text(f"""
       LEFT JOIN loads ON loads.generation_id = generations.id
       LEFT JOIN LATERAL (
         SELECT array_agg(CAST(operator_class.opcname AS text)) AS operator_classes,
-               bool_or(starts_with(home.relname, 'generation_' || generations.id || '_hnsw_')) AS has_own_index,
-               bool_or(pg_stat_get_lastscan(home.oid)
+               bool_or(starts_with(own.relname, 'generation_' || generations.id || '_hnsw_')) AS has_own_index,
+               bool_or(pg_stat_get_lastscan(own.oid)
                        > now() - make_interval(secs => CAST(:in_use_seconds AS double precision))) AS is_in_use
-          FROM pg_index AS entry
-          JOIN pg_class AS home ON home.oid = entry.indexrelid
-          JOIN pg_am AS method ON method.oid = home.relam AND method.amname = 'hnsw'
-          JOIN pg_opclass AS operator_class ON operator_class.oid = entry.indclass[0]
-         WHERE entry.indrelid = class.oid AND entry.indisvalid
+          {FROM_INDEXES}
+         WHERE entry.indrelid = class.oid AND entry.indisvalid AND method.amname = 'hnsw'
      ) AS present ON true
      CROSS JOIN LATERAL (
         SELECT collections.index_policy <> 'none' AND counted.num_rows
