@@ -24,14 +24,13 @@ from vectormill.settings import Settings
 from vectormill.sources.following import (
     Changes,
     FollowedCollection,
+    expand_truncation,
     find_followed_collection,
     forget_changes,
     list_changed_collections,
     list_changes,
     list_failed_jobs,
     list_passages,
-    note_every_key,
-    note_keys,
     remove_changes,
     remove_failed,
     try_to_follow,
@@ -140,10 +139,7 @@ def follow_collection(engine: Engine, settings: Settings, registry: Registry, co
         changes = list_changes(holding, collection_id, max_keys=MAX_KEYS, limit=MAX_CHANGES)
         if changes.is_whole:  # the table was truncated: later rounds look up each key
             with engine.begin() as connection:
-                remove_changes(connection, changes.ids)
-                note_every_key(connection, collection.name)
-                # These changes were removed too, but have not been processed yet.
-                note_keys(connection, collection.id, changes.keys)
+                expand_truncation(connection, collection, changes)
             return True
         if not changes.ids:
             return False

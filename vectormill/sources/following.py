@@ -160,11 +160,6 @@ NOTE_KEYS = text("""
 """)
 
 
-def note_keys(connection: Connection, collection_id: int, keys: Sequence[str]) -> None:
-    """Record changed keys as the triggers do."""
-    connection.execute(NOTE_KEYS, {"collection_id": collection_id, "keys": list(keys)})
-
-
 NOTE_EVERY_KEY: Final = """
     INSERT INTO vectormill.source_changes (collection_id, key)
     SELECT DISTINCT :collection_id, coalesce(kept.document, live.key)
@@ -172,11 +167,14 @@ NOTE_EVERY_KEY: Final = """
 """
 
 
-def note_every_key(connection: Connection, collection: str) -> None:
-    """Record every document of the collection as changed, since after a TRUNCATE any of them may be gone."""
-    for generation in list_written_generations(connection, collection):
+def expand_truncation(connection: Connection, collection: FollowedCollection, changes: Changes) -> None:
+    """Replace the changes of a truncated table by one for each document of the collection, as any may be gone."""
+    remove_changes(connection, changes.ids)
+    for generation in list_written_generations(connection, collection.name):
         statement = text(NOTE_EVERY_KEY.format(table=table_name(generation.id)))
         connection.execute(statement, {"collection_id": generation.collection_id})
+    # The changes of single keys were removed too, but have not been processed yet.
+    connection.execute(NOTE_KEYS, {"collection_id": collection.id, "keys": list(changes.keys)})
 
 
 LIST_PASSAGES: Final = """
