@@ -13,7 +13,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from indexer.context import RunContext, Wait
-from vectormill.collections.collection import BUILDING, LIVE, VECTORS, Generation
+from vectormill.collections.collection import BUILDING, LIVE, Generation
 from vectormill.collections.collections import (
     add_to_report,
     find_generation,
@@ -21,8 +21,8 @@ from vectormill.collections.collections import (
     find_in_state,
 )
 from vectormill.collections.generations import list_lagging_twins
-from vectormill.domain.encoding import FLOAT16, FLOAT32
 from vectormill.domain.errors import CanaryFailed, EncodingTimeout
+from vectormill.domain.task import VECTORS
 from vectormill.jobs.dual_writes import add_missing_twins
 from vectormill.runs.checks import (
     HAS_BEEN_PUT,
@@ -107,7 +107,7 @@ def look_at_texts(
     if agreement.smallest is None:
         findings.unchecked.append(f"Texts encoded again: {agreement.reason}.")
         return
-    is_float = generation.kind == VECTORS and generation.spec.vector_type in (None, FLOAT16, FLOAT32)
+    is_float = generation.kind == VECTORS and generation.spec.kept_type.is_float
     wanted = least if is_float and least is not None else agreement.least
     if not agreement.is_good or agreement.smallest < wanted:
         keys = agreement.differing_keys

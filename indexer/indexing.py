@@ -22,7 +22,7 @@ from vectormill.collections.codebooks import (
     keep_codebook,
     sample_tokens,
 )
-from vectormill.collections.collection import AUTO, LIVE, MULTI_VECTOR_CODES, VECTORS, Generation
+from vectormill.collections.collection import AUTO, LIVE, MULTI_VECTOR_CODES, Generation
 from vectormill.collections.collections import add_to_report, find_generation, find_generation_by_id
 from vectormill.collections.generation_tables import attributes_name
 from vectormill.collections.index_plan import (
@@ -51,8 +51,8 @@ from vectormill.collections.indexes import (
     plan_for,
     run_build,
 )
-from vectormill.collections.row_kinds import OUTPUT_COLUMNS
-from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
+from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE, VECTORS
+from vectormill.results.representations import OUTPUT_COLUMNS
 from vectormill.runs.run import INDEX, INDEXING
 from vectormill.search.filter_sql import TEXT_INDEX, define_filter_indexes, name_text_index
 from vectormill.vectors.residual_codes import measure_codebook

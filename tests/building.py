@@ -15,7 +15,7 @@ from tests.protocol import SPEC, submit
 from vectormill.collections.collection import Generation
 from vectormill.collections.generations import open_target_generation, swap_generations
 from vectormill.db.locks import act_in_short_locks
-from vectormill.domain.encoding import BINARY, EncodingSpec
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Item
 from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.jobs import draw_seq
@@ -26,7 +26,7 @@ from vectormill.settings import Settings
 
 # NEXT is another vector space that fits the same column; the vectors of BITS need another column.
 NEXT: Final = replace(SPEC, revision="2")
-BITS: Final = replace(SPEC, revision="2", vector_type=BINARY)
+BITS: Final = replace(SPEC, revision="2", vector_type="binary")
 
 
 def encode_all(engine: Engine) -> None:

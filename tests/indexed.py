@@ -22,7 +22,7 @@ from vectormill.runs.run import INDEX, INDEXING
 from vectormill.search.matches import find_matches
 from vectormill.search.operations import SearchAnswer
 from vectormill.search.search import Search
-from vectormill.vectors.vector_types import choose_vector_type, make_rows
+from vectormill.vectors.vector_types import make_rows
 
 
 def draw_vectors(num_rows: int, dimensions: int = SPEC.dimensions) -> npt.NDArray[np.float32]:
@@ -41,7 +41,7 @@ def make_collection(
 ) -> Generation:
     """Make a live generation with these vectors; `describe` returns the metadata of a row as JSON."""
     spec = replace(spec, dimensions=vectors.shape[1])
-    kind = choose_vector_type(spec, in_collection=True)
+    kind = spec.kept_type
     items = [Item(str(number), b"text %d" % number, describe(number)) for number in range(len(vectors))]
     with engine.begin() as connection:
         generation = open_collection(connection, name, spec)

@@ -24,7 +24,7 @@ from vectormill.search.matches import Finder, find_matches, make_queries
 from vectormill.search.rankings import Depth, Plans, Ranking
 from vectormill.search.search import Deadline, Search
 from vectormill.settings import Settings
-from vectormill.vectors.vector_types import choose_vector_type, make_rows
+from vectormill.vectors.vector_types import make_rows
 
 LANGUAGE: Final = "pg_catalog.simple"
 NUM_ROWS: Final = 20_000
@@ -107,7 +107,7 @@ def make_vectors() -> npt.NDArray[np.float32]:
 def fill(connection: Connection, vectors: npt.NDArray[np.float32]) -> None:
     generation = open_collection(connection, "docs", WIDE)
     connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
-    kind = choose_vector_type(WIDE, in_collection=True)
+    kind = WIDE.kept_type
     items = [
         Item(
             f"k{number}",

@@ -18,11 +18,11 @@ from typing import Any, Final, Self, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from vectormill.domain.encoding import DEFAULT_MODEL, INT8, EncodingSpec, OptionArguments
+from vectormill.domain.encoding import DEFAULT_MODEL, EncodingSpec, OptionArguments
 from vectormill.domain.errors import ConfigurationError, InvalidOption, ModelError
 from vectormill.domain.task import VECTOR
+from vectormill.domain.vector_type import VectorType
 from vectormill.jobs.item import CRASHED_WORKER, ITEM_ERROR_CODES, ItemFailure
-from vectormill.jobs.vector_failures import find_vector_failures
 from vectormill.models.registry import EncodingOptions, make_spec, open_registry
 from vectormill.models.suggestions import find_need
 from vectormill.rows.values import encode_text
@@ -30,8 +30,7 @@ from vectormill.settings import load_settings
 from vectormill.vectors.quantization import Ranges
 from vectormill.vectors.vector_types import (
     Rows,
-    VectorType,
-    choose_vector_type,
+    find_vector_failures,
     make_rows,
     missing_rows,
 )
@@ -107,7 +106,7 @@ class LocalEncoder:
                 f"{model} with these options gives {self.spec.result}s, and a LocalEncoder gives vectors; submit a job."
             )
         self._max_text_chars = settings.max_text_chars
-        self._kind: VectorType = choose_vector_type(self.spec, in_collection=False)
+        self._kind: VectorType = self.spec.delivered_type
         self._numbers = count(1)
         if device == AUTO and card.static is not None:  # no GPU is faster
             device = CPU
@@ -122,9 +121,12 @@ class LocalEncoder:
                 f"{model} gives weights of words, and a LocalEncoder gives vectors of one length."
             )
         self._threads = ThreadPoolExecutor(worker_settings.slots, thread_name_prefix="encode")
-        # The ranges of int8 codes are measured on the same texts as by a worker.
-        is_int8 = self._kind.name == INT8
-        self._ranges = measure_space(self.spec, self._engine.encode, threading.Event()) if is_int8 else None
+        # The ranges of codes are measured on the same texts as by a worker.
+        self._ranges = (
+            measure_space(self.spec, self._engine.encode, threading.Event())
+            if self._kind.has_ranges
+            else None
+        )
 
     def __enter__(self) -> Self:
         return self

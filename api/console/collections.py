@@ -15,7 +15,7 @@ from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.problems import Problem
 from api.searches import read_query
 from api.serving import cut_page, decode_cursor
-from vectormill.collections.collection import VECTORS, find_kind
+from vectormill.collections.collection import find_kind
 from vectormill.collections.descriptions import (
     CollectionDescription,
     CollectionRow,
@@ -29,6 +29,7 @@ from vectormill.collections.descriptions import (
 from vectormill.collections.indexes import BuildProgress, find_progress
 from vectormill.domain.credentials import hide_in_options
 from vectormill.domain.errors import VectormillError
+from vectormill.domain.task import VECTORS
 from vectormill.search.filter import read_filters
 from vectormill.search.operations import MatchBody, SearchQuery, list_notes
 from vectormill.search.search import BY_VECTOR, METADATA, TEXT

@@ -27,7 +27,7 @@ from api.routes.jobs import JOB_CHANGES, change_job, refuse_unknown_state
 from api.routes.results import get_results, get_vectors
 from api.serving import cut_page, decode_cursor
 from api.streams.row_streams import ResultResponse
-from vectormill.domain.task import RECORD, REPRESENTATIONS, RESULT_ROUTES, SCORE, VECTOR
+from vectormill.domain.task import RESULTS, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS, OutputName, RowsName
 from vectormill.jobs.backlog import Waiting, count_open_jobs, list_waiting
 from vectormill.jobs.bottleneck import WAIT
@@ -54,7 +54,6 @@ MAX_EXPLAINED: Final = 50
 
 
 # What a job without a name gives, by its kind of result.
-RESULTS: Final = {VECTOR: "Vectors", SCORE: "Scores", RECORD: "Records", REPRESENTATIONS: "Vectors"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +170,7 @@ class JobView:
 
     @property
     def results(self) -> str:
-        return RESULT_ROUTES[self.job.spec.result]
+        return RESULTS[self.job.spec.result].route
 
 
 @dataclass(frozen=True, slots=True)

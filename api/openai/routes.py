@@ -40,7 +40,6 @@ from api.openai.operations import (
 from api.problems import JSON_TYPE
 from api.queries import Answered
 from api.serving import serve
-from api.streams.result_columns import write_representations, write_vectors
 from vectormill.batches.endpoints import (
     BASE64,
     EMBEDDINGS_DECODER,
@@ -63,10 +62,11 @@ from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import JUDGE, MULTI_VECTOR, REPRESENTATIONS, SPARSE, has_token_ids
 from vectormill.jobs.item import join_pair, pair_with_each
 from vectormill.models.registry import Registry
+from vectormill.results.representations import write_representations, write_vectors
+from vectormill.results.scores import rank_scores
 from vectormill.vectors.decimals import write_decimals, write_wholes
 from vectormill.vectors.quantization import pack_signs
 from vectormill.vectors.representations import Representations
-from vectormill.vectors.scores import rank_scores
 
 router = APIRouter(tags=["openai"])
 rerank_router = APIRouter(tags=["results"])

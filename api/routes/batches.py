@@ -12,7 +12,7 @@ from api.intake.intake import Intake
 from api.intake.requests import IdempotencyKey
 from api.problems import refuse
 from api.serving import serve
-from api.streams.vector_streams import PieceResponse, start_reading
+from api.streams.row_streams import PieceResponse, start_reading
 from vectormill.batches import operations
 from vectormill.batches.answers import read_content
 from vectormill.batches.batches import cancel_batch, create_batch, find_batch, list_batches

@@ -14,9 +14,7 @@ from sqlalchemy import Connection
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.intake.submissions import make_wanted_spec
 from api.serving import cut_page, decode_cursor, serve
-from api.streams.result_columns import PARTS
-from api.streams.row_streams import ROW_FORMATS
-from api.streams.vector_streams import PieceResponse, start_reading
+from api.streams.row_streams import ROW_FORMATS, PieceResponse, start_reading
 from vectormill.collections import operations
 from vectormill.collections.codebooks import check_codes
 from vectormill.collections.collection import (
@@ -78,6 +76,7 @@ from vectormill.collections.removals import remove_collection, stop_work
 from vectormill.db.locks import act_in_short_locks
 from vectormill.domain.credentials import hide_in_options
 from vectormill.domain.errors import CollectionInUse, GenerationNotFound, WrongKind
+from vectormill.domain.task import RESULTS
 from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.models.registry import Registry, explain_reading
 from vectormill.operation import describe
@@ -344,7 +343,7 @@ def choose_inclusion(generation: Generation, include: str | None) -> Inclusion:
     """
     if include is None:
         return Inclusion()
-    parts, own = set(include.split(",")), PARTS[generation.spec.result]
+    parts, own = set(include.split(",")), RESULTS[generation.spec.result].part
     foreign = parts - {own, "metadata", "text"}
     if foreign:
         raise WrongKind(

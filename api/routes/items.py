@@ -14,7 +14,6 @@ from api.intake.bodies import read_body
 from api.intake.requests import UnreadableItem, check_key, decode_body, make_item
 from api.problems import Limit, Place, Problem, refuse_size, require_json
 from api.serving import respond, serve
-from api.streams.result_columns import describe_first
 from vectormill.collections import operations
 from vectormill.collections.collections import find_generation
 from vectormill.collections.items import delete_items, find_item
@@ -35,6 +34,7 @@ from vectormill.jobs.item import Item, ItemFailure, find_side_failure
 from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, FAILED
 from vectormill.jobs.operations import ItemBody
 from vectormill.moments import format_moment
+from vectormill.results.table import describe_first
 
 router = APIRouter(tags=["items"])
 

@@ -6,10 +6,9 @@ from fastapi import APIRouter
 
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.serving import serve
-from api.streams.row_streams import ResultResponse
-from api.streams.vector_streams import PieceResponse, start_reading
+from api.streams.row_streams import PieceResponse, ResultResponse, start_reading
 from vectormill.domain.errors import InvalidOption, WrongJobState
-from vectormill.domain.task import RECORD, REPRESENTATIONS, RESULT_ROUTES, SCORE, VECTOR
+from vectormill.domain.task import RESULTS, SCORE, VECTOR
 from vectormill.jobs import operations
 from vectormill.jobs.certificates import write_certificate_lines
 from vectormill.jobs.export import read_results
@@ -30,7 +29,7 @@ def get_vectors(resources: ResourcesDependency, job_id: JobId, query: VectorQuer
     zeros in a type without NaN. Numbers have the job's vector_type, float32 if it names none: int8 codes are
     -128 to 127, and binary has eight bits per number, 0 to 255, with the first value in the highest bit.
     """
-    return export_results(resources, job_id, query, (VECTOR,))
+    return export_results(resources, job_id, query, RESULTS[VECTOR].route)
 
 
 @serve(router, operations.EXPORT_RESULTS)
@@ -44,7 +43,7 @@ def get_results(resources: ResourcesDependency, job_id: JobId, query: ResultQuer
     a list of records, each a list of `type`, `span` and `offset` in code points, from a type of the schema's
     root to a leaf.
     """
-    return export_results(resources, job_id, query, (SCORE, RECORD, REPRESENTATIONS))
+    return export_results(resources, job_id, query, RESULTS[SCORE].route)
 
 
 @serve(router, operations.CERTIFY)
@@ -61,9 +60,9 @@ def get_certificate(resources: ResourcesDependency, job_id: JobId) -> PieceRespo
 
 
 def export_results(
-    resources: Resources, job_id: UUID, query: VectorQuery | ResultQuery, results: tuple[str, ...]
+    resources: Resources, job_id: UUID, query: VectorQuery | ResultQuery, route: str
 ) -> ResultResponse:
-    """Return the results of a job, if their kind is one of `results`, and it has ended or partial ones are wanted.
+    """Return the results of a job, if this is the route of their kind, and it has ended or partial ones are wanted.
 
     Raise JobNotFound, WrongJobState, and InvalidOption if `after` is given for a format that can only be exported from
     the beginning.
@@ -73,9 +72,10 @@ def export_results(
     with resources.engine.connect() as connection:
         job = find_job(connection, job_id)
     own = job.spec.result
-    if own not in results:
+    if RESULTS[own].route != route:
+        usual = next(result.name for result in RESULTS.values() if result.route == route)
         raise WrongJobState(
-            f"The job has {own}s, not {results[0]}s: use GET /v1/jobs/{job_id}/{RESULT_ROUTES[own]}."
+            f"The job has {own}s, not {usual}s: use GET /v1/jobs/{job_id}/{RESULTS[own].route}."
         )
     if job.state == UPLOADING or not (job.is_terminal or query.partial):
         raise WrongJobState(

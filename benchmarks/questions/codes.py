@@ -15,10 +15,9 @@ from benchmarks.models import find_packaged
 from benchmarks.tables import NUMBER, Report, Table, write_number
 from benchmarks.texts import list_docstrings, split_first_sentence
 from vectormill.corpus import take_evenly
-from vectormill.domain.encoding import FLOAT16
+from vectormill.domain.vector_type import VECTOR_TYPES
 from vectormill.vectors.representations import send_vectors
 from vectormill.vectors.residual_codes import measure_codebook, restore
-from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME
 
 NUM_DOCUMENTS: Final = 2000
 NUM_QUERIES: Final = 400
@@ -48,7 +47,7 @@ def run(harness: Harness) -> Report:
     harness.say("ranking")
     width = tokens.shape[1]
     num_bytes = {
-        "dense (float16)": len(documents) * VECTOR_TYPE_BY_NAME[FLOAT16].column_bytes(width),
+        "dense (float16)": len(documents) * VECTOR_TYPES["float16"].column_bytes(width),
         "halves": sum(len(send_vectors(each, 0)) for each in documents),
         "residual codes": sum(map(len, codes)),
     }

@@ -24,6 +24,7 @@ from benchmarks.texts import cut_words, list_lines
 from vectormill.cli.stack import workplace
 from vectormill.client import Client
 from vectormill.db.session import make_engine
+from vectormill.domain.vector_type import DEFAULT_IN_COLLECTION
 from vectormill.files.ndjson import ItemJson
 from vectormill.quotes.estimate import Estimate
 from vectormill.quotes.quote import HOST_TEXT_SECONDS, HOST_TOKEN_SECONDS, Workload, estimate_sizes
@@ -69,7 +70,7 @@ def run(harness: Harness) -> Report:
     shape = f"m = {m} and ef_construction = {ef_construction}" if m else "the graph that Vectormill chooses"
     tokens, cores = job["num_tokens"] / num_rows, psutil.cpu_count() or 1
     load = Workload(
-        Estimate.exact(num_rows), Estimate.exact(tokens), "float16", card.dimension, text_bytes,
+        Estimate.exact(num_rows), Estimate.exact(tokens), DEFAULT_IN_COLLECTION, card.dimension, text_bytes,
         key_bytes=len(str(num_rows)), graph=harness.graph,
     )  # fmt: skip
     sizes = estimate_sizes(load, None, cores)

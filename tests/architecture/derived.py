@@ -30,6 +30,7 @@ from vectormill.collections import collection
 from vectormill.domain.encoding import EncodingOptions, RequestedOptions
 from vectormill.domain.options import list_options
 from vectormill.domain.task import EMBED, EXTRACT, JUDGE
+from vectormill.domain.vector_type import VECTOR_TYPES
 from vectormill.files.formats import INPUT_FORMATS, OUTPUT_FORMATS, describe_inputs
 from vectormill.jobs.item import ITEM_ERROR_CODES
 from vectormill.jobs.job import RequestedJob
@@ -519,6 +520,10 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
             + literal("OutputName", OUTPUT_FORMATS)
             + literal("RowsName", (name for name, row in OUTPUT_FORMATS.items() if row.has_keys)),
         ),
+    ),
+    (
+        "vectormill/domain/vector_type.py",
+        fill("vector types", literal("VectorTypeName", VECTOR_TYPES)),
     ),
     # A chart is packaged by itself, so a link to a file outside it would break; the file is copied instead.
     ("deploy/helm/vectormill/files/alerts.yml", lambda _: read("deploy/prometheus/alerts.yml")),

@@ -989,7 +989,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "codes of an earlier text count although a process without codes wrote halves",
-        "vectormill/collections/row_kinds.py",
+        "vectormill/results/representations.py",
         "        if halves is not None:",
         "        if codes is None and halves is not None:",
     ),

@@ -26,8 +26,8 @@ from vectormill.jobs.export import read_blocks, read_stored
 from vectormill.jobs.item import ItemFailure, Items, split_pair
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job
+from vectormill.results.scores import rank_scores
 from vectormill.vectors.decimals import SLOT_BYTES, write_decimals
-from vectormill.vectors.scores import rank_scores
 from vectormill.vectors.vector_types import Rows
 
 REFUSALS_PER_PAGE: Final = 1000

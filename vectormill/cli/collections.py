@@ -24,11 +24,12 @@ from vectormill.cli.printing import (
     tell,
 )
 from vectormill.cli.runs import describe_outcome, look_at_indexing, look_at_run
-from vectormill.collections.collection import RECORDS, SCORES, VECTORS
 from vectormill.collections.sizing import describe_bytes
-from vectormill.domain.encoding import DOT, EncodingOptions
+from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.options import find_given
+from vectormill.domain.task import RECORDS, SCORES, VECTORS
+from vectormill.domain.vector_type import DEFAULT_IN_COLLECTION, DOT
 from vectormill.files.formats import OUTPUT_FORMATS, RowsName, describe_outputs
 from vectormill.files.outputs import check_outputs, choose_format
 
@@ -122,7 +123,7 @@ def show_collection(collection: Collection) -> None:
     from rich.text import Text
 
     console = make_report_console()
-    vector_type = collection["options"].get("vector_type") or "float16"
+    vector_type = collection["options"].get("vector_type") or DEFAULT_IN_COLLECTION.name
     told = f", {vector_type}" if collection["kind"] == VECTORS else ""
     headline = (f"  {describe_results(collection)}{told}", "dim")
     console.print(Text.assemble("\n", (collection["name"], "bold"), headline, "\n"))

@@ -1,7 +1,7 @@
 """The commands plan, estimate and quote: before anything is started, where models are placed and what a job takes."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from vectormill.collections.sizing import describe_bytes
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidOption, UnknownModel
 from vectormill.domain.options import find_given
+from vectormill.domain.vector_type import VECTOR_TYPES, VectorTypeName
 from vectormill.files.formats import PAIR_FIELD, InputName
 from vectormill.jobs.job import JobOptions
 
@@ -91,7 +92,7 @@ def estimate(
     model: str = "all-MiniLM-L6-v2",
     devices: str = "auto",
     precision: str = "auto",
-    vector_type: Literal["float32", "float16", "int8", "binary"] = "float16",
+    vector_type: VectorTypeName = "float16",
     dimensions: int | None = None,
     tokens_per_second: float | None = None,
     price: float | None = None,
@@ -120,7 +121,7 @@ def estimate(
     card = open_registry(load_settings()).outline(model)
     rate, reasons = choose_rate(card, devices, precision, tokens_per_second)
     load = Workload(
-        Estimate.exact(round(rows)), Estimate.exact(min(tokens, card.max_tokens)), vector_type,
+        Estimate.exact(round(rows)), Estimate.exact(min(tokens, card.max_tokens)), VECTOR_TYPES[vector_type],
         dimensions or card.dimension, tokens * TEXT_BYTES_PER_TOKEN,
     )  # fmt: skip
     figures = {"rows": load.rows, "tokens_per_second": rate, **estimate_sizes(load, rate, cores)}

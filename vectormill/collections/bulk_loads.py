@@ -21,6 +21,7 @@ generation tells that there is a bulk load: `{"fill": {"job": id}}` while it is 
 is closed.
 """
 
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -40,12 +41,12 @@ from vectormill.collections.generation_tables import (
     split_texts,
     table_name,
 )
-from vectormill.collections.row_kinds import Results
 from vectormill.collections.tombstones import hold_deletions, lock_deletions
-from vectormill.db.parameters import JSONB_VERSION, Field, encode_rows
+from vectormill.db.parameters import JSONB_VERSION, Field, encode_rows, find_type
 from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Items
+from vectormill.results.kind import Results
 
 # The columns are those of the generation's own tables; primary keys and indexes are left out.
 CREATE_FILL_TABLES: Final = """
@@ -227,7 +228,7 @@ def copy_rows(
     part_rows = max(1, PART_BYTES // measure_rows(results, spec))
     for start in range(0, len(items), part_rows):
         part = items[start : start + part_rows]
-        fields = kind.make_fields(cursor, results[start : start + part_rows], spec)
+        fields = kind.make_fields(results[start : start + part_rows], spec, partial(find_type, cursor))
         content = encode_rows(
             [
                 part.encode_keys(),
@@ -242,14 +243,14 @@ def copy_rows(
     if not chosen:
         return
     described = items.take(chosen)
-    texts = split_texts(described.texts if keep_text else [b""] * len(described), kind.text_columns)
+    texts = split_texts(described.texts if keep_text else [b""] * len(described), spec.text_columns)
     content = encode_rows(
         [
             described.encode_keys(),
             [hashes[place] for place in chosen],
             [JSONB_VERSION + metadata if metadata else None for metadata in described.metadata],
             _nullify(described.metadata_hashes()),
-            *(_nullify(texts[column]) for column in kind.text_columns),
+            *(_nullify(texts[column]) for column in spec.text_columns),
             _send_places(described, job_seq),
         ]
     )

@@ -17,12 +17,14 @@ import psycopg
 from sqlalchemy import Connection, Engine, text
 
 from vectormill.collections.collection import MULTI_VECTOR_CODES, Generation
-from vectormill.collections.row_kinds import ManyRepresentations, RowKind, choose_kind
 from vectormill.db.parameters import BYTEA_OID, TEXT_OID, accept_arrays, make_bytes_array
 from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import MULTI_VECTOR
+from vectormill.results.kind import ResultKind
+from vectormill.results.representations import ManyRepresentations
+from vectormill.results.table import choose_kind
 from vectormill.vectors.representations import limit_rows, read_vectors
 from vectormill.vectors.residual_codes import Codebook
 
@@ -74,8 +76,8 @@ def name_token_space(spec: EncodingSpec) -> str:
 
 def open_kind(
     driver: psycopg.Connection[Any], spec: EncodingSpec, writing_generation: int | None = None
-) -> RowKind:
-    """Return the RowKind of a spec, which reads codes.
+) -> ResultKind:
+    """Return the ResultKind of a spec, which reads codes.
 
     With `writing_generation` it also writes codes if the collection of this generation wants them.
     """

@@ -8,7 +8,7 @@ from typing import Any, Final
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, WrongKind
 from vectormill.domain.states import GOOD, WAITING, State, States
-from vectormill.domain.task import RECORD, REPRESENTATIONS, SCORE, TASKS, VECTOR
+from vectormill.domain.task import RESULTS, TASKS, VECTORS
 
 BUILDING: Final = "building"
 LIVE: Final = "live"
@@ -41,19 +41,6 @@ STORED_GENERATION_STATES: Final = States(state.name for state in _ROWS if state.
 UNSEARCHED_GENERATION_STATES: Final = States(
     state.name for state in _ROWS if state.has_tables and not state.is_searched
 )
-
-VECTORS: Final = "vectors"
-SCORES: Final = "scores"
-RECORDS: Final = "records"
-
-# The kind of a collection by the result of its items. All generations of a collection have the same kind.
-# Generations of a collection of vectors may differ in their outputs.
-KINDS: Final[Mapping[str, str]] = {
-    VECTOR: VECTORS,
-    REPRESENTATIONS: VECTORS,
-    SCORE: SCORES,
-    RECORD: RECORDS,
-}
 
 # The index policies: an HNSW index from a number of rows on, always, or never.
 AUTO: Final = "auto"
@@ -111,14 +98,14 @@ class CollectionOptions:
 
 
 def find_kind(spec: EncodingSpec) -> str:
-    """Return the kind of collection, one of KINDS, that keeps results of this spec."""
-    return KINDS[spec.result]
+    """Return the kind of collection that keeps results of this spec."""
+    return RESULTS[spec.result].kept_as
 
 
 def check_kind(collection: str, kept: str, spec: EncodingSpec) -> None:
     """Raise WrongKind unless results of the spec fit the collection, whose kind is `kept`."""
     if find_kind(spec) != kept:
-        fitting = " or ".join(task.name for task in TASKS.values() if KINDS[task.result] == kept)
+        fitting = " or ".join(task.name for task in TASKS.values() if RESULTS[task.result].kept_as == kept)
         raise WrongKind(
             f"Collection {collection!r} contains {kept}, but the task {spec.task} produces {find_kind(spec)}; "
             "the kind of a collection never changes. Use another collection, or the task "

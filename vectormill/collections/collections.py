@@ -31,7 +31,7 @@ from vectormill.collections.generation_tables import create_generation, point_vi
 from vectormill.db.locks import act_in_short_locks
 from vectormill.db.parameters import to_jsonb
 from vectormill.db.session import driver_of
-from vectormill.domain.encoding import FLOAT16, TRUNCATE, EncodingSpec
+from vectormill.domain.encoding import TRUNCATE, EncodingSpec
 from vectormill.domain.errors import (
     CollectionNotFound,
     Conflict,
@@ -39,6 +39,7 @@ from vectormill.domain.errors import (
     SpecMismatch,
     TooManyCollections,
 )
+from vectormill.domain.vector_type import DEFAULT_IN_COLLECTION
 
 SELECT_GENERATIONS: Final = """
     SELECT generations.id, generations.collection_id, collections.name, generations.spec, generations.state
@@ -208,7 +209,7 @@ def describe_differences(theirs: EncodingSpec, ours: EncodingSpec) -> str:
 
     A field may be missing in either spec.
     """
-    untold = {"vector_type": FLOAT16, "long_texts": TRUNCATE, "passage_overlap": 0}
+    untold = {"vector_type": DEFAULT_IN_COLLECTION.name, "long_texts": TRUNCATE, "passage_overlap": 0}
     kept, asked = untold | theirs.vector_space(), untold | ours.vector_space()
     return ", ".join(
         f"{name} is {kept.get(name)!r}, not {asked.get(name)!r}"

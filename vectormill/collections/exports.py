@@ -18,9 +18,10 @@ from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import PRUNED, Generation
 from vectormill.collections.collections import find_generation, find_generation_by_id
 from vectormill.collections.generation_tables import attributes_name
-from vectormill.collections.row_kinds import Results, choose_kind
 from vectormill.db.session import driver_of
 from vectormill.domain.errors import Conflict
+from vectormill.results.kind import Results
+from vectormill.results.table import choose_kind
 
 # The size of a page, of which a few are in memory at once: read ahead, being formatted, being sent. Texts and metadata
 # count by their bytes; a page has at least one row.
@@ -114,7 +115,9 @@ def read_pages(
         results = None
         if inclusion.result:
             results = kind.read(wire, generation.spec) if keys else kind.missing(0, generation.spec)
-        own_texts = {column: own or [] for column, own in zip(kind.text_columns, texts, strict=True)}
+        own_texts = {
+            column: own or [] for column, own in zip(generation.spec.text_columns, texts, strict=True)
+        }
         return RowPage(keys or [], results, metadata or [], own_texts, places)
 
     # A thread reads one page ahead, so that Postgres and the network work while the caller formats.
@@ -133,7 +136,7 @@ def compose_statement(generation: Generation, inclusion: Inclusion) -> sql.Compo
     """Return the statement READ_PAGE for one generation, with NULL for the columns that are not included."""
     nothing, comma = sql.SQL("NULL"), sql.SQL(", ")
     kind, spec = choose_kind(generation.spec), generation.spec
-    texts = [sql.Identifier(column) for column in kind.text_columns]
+    texts = [sql.Identifier(column) for column in spec.text_columns]
     columns = [sql.Identifier(column.name) for column in kind.columns(spec)] if inclusion.result else []
     sizes: list[sql.Composable] = [sql.SQL("coalesce(pg_column_size(attributes.metadata), 0)")]
     sizes += [sql.SQL("coalesce(octet_length(attributes.{}), 0)").format(name) for name in texts]

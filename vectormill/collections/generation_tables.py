@@ -9,6 +9,7 @@ every index (pgvector #875). An item without metadata and kept text has no row o
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import compress
 from operator import not_
 from typing import Any, Final
@@ -19,20 +20,23 @@ from psycopg import Cursor, sql
 from sqlalchemy import Connection, text
 
 from vectormill.collections.codebooks import open_kind
-from vectormill.collections.collection import VECTORS, Generation
-from vectormill.collections.row_kinds import Column, Results, choose_kind
+from vectormill.collections.collection import Generation
 from vectormill.collections.tombstones import hold_deletions
 from vectormill.db.parameters import (
     BYTEA_OID,
     TEXT_OID,
     accept_arrays,
+    find_type,
     make_bytes_array,
     make_places_array,
     to_jsonb,
 )
 from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.task import VECTORS
 from vectormill.jobs.item import PAIR_MARK, Item, Items, split_pair
+from vectormill.results.kind import Column, Results
+from vectormill.results.table import choose_kind
 from vectormill.vectors.quantization import Ranges
 
 # Free space in each page for the next version of a row, so that a change of metadata updates no index (HOT update).
@@ -82,7 +86,7 @@ def name_parts(generation_id: int, spec: EncodingSpec) -> dict[str, sql.Composab
     kind, comma = choose_kind(spec), sql.SQL(", ")
     filled, filled_attributes = filled_names(generation_id)
     columns = kind.columns(spec)
-    lists = {"columns": [column.name for column in columns], "texts": kind.text_columns}
+    lists = {"columns": [column.name for column in columns], "texts": spec.text_columns}
     assignments, text_assignments = (
         comma.join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in names)
         for names in lists.values()
@@ -100,8 +104,8 @@ def name_parts(generation_id: int, spec: EncodingSpec) -> dict[str, sql.Composab
         },
         "assignments": assignments,
         "text_assignments": text_assignments,
-        "arrays": comma.join(column.sent for column in columns),
-        "text_arrays": comma.join(Column(name, "text").sent for name in kind.text_columns),
+        "arrays": comma.join(sql.SQL(column.sent) for column in columns),
+        "text_arrays": comma.join(sql.SQL(Column(name, "text").sent) for name in spec.text_columns),
     }
 
 
@@ -140,9 +144,7 @@ def write_attributes(
     is_described = [keep_text or bool(metadata) for metadata in items.metadata]
     described = items if all(is_described) else items.take(compress(range(len(items)), is_described))
     if described:
-        texts = split_texts(
-            described.texts if keep_text else [b""] * len(described), choose_kind(spec).text_columns
-        )
+        texts = split_texts(described.texts if keep_text else [b""] * len(described), spec.text_columns)
         cursor.execute(
             sql.SQL(UPSERT_ATTRIBUTES).format(**parts),
             {
@@ -232,7 +234,7 @@ def create_generation(
             **name_parts(generation_id, spec),
             results=comma.join(sql.SQL(column.definition) for column in kind.columns(spec)),
             text_definitions=comma.join(
-                sql.SQL("{} text").format(sql.Identifier(name)) for name in kind.text_columns
+                sql.SQL("{} text").format(sql.Identifier(name)) for name in spec.text_columns
             ),
             language=sql.Literal(f"pg_catalog.{language}"),
             document_index=sql.Identifier(f"{attributes_name(generation_id)}_document"),
@@ -257,7 +259,8 @@ def point_view_at(connection: Connection, generation: Generation, options: Seque
     """
     kind = choose_kind(generation.spec)
     # The text that a passage is read in is not shown: the view is the same with and without late chunking.
-    shown = kind.text_columns[:1] if generation.kind == VECTORS else kind.text_columns
+    columns = generation.spec.text_columns
+    shown = columns[:1] if generation.kind == VECTORS else columns
     pairs = [option.split("=", 1) for option in options]
     chosen = sql.SQL(", ").join(
         sql.SQL("{} = {}").format(sql.Identifier(name), sql.Literal(value)) for name, value in pairs
@@ -266,7 +269,7 @@ def point_view_at(connection: Connection, generation: Generation, options: Seque
         sql.SQL(CREATE_VIEW).format(
             options=sql.SQL("WITH ({})").format(chosen) if pairs else sql.SQL(""),
             name=sql.Identifier("public", generation.collection),
-            results=sql.SQL(", ").join(kind.shown(generation.spec)),
+            results=sql.SQL(", ").join(map(sql.SQL, kind.shown(generation.spec))),
             texts=sql.SQL(", ").join(sql.Identifier("attributes", name) for name in shown),
             table=sql.Identifier("vectormill", generation.table_name),
             attributes=sql.Identifier("vectormill", attributes_name(generation.id)),
@@ -345,7 +348,7 @@ def upsert_rows(
                     "places": make_places_array(own_places),
                     "keys": make_bytes_array(TEXT_OID, part.encode_keys()),
                     "hashes": make_bytes_array(BYTEA_OID, part.content_hashes()),
-                    **kind.make_arrays(cursor, part_results, spec),
+                    **kind.make_arrays(part_results, spec, partial(find_type, cursor)),
                 },
             )
             write_attributes(cursor, generation_id, own_places, part, spec, keep_text=keep_text)
@@ -403,12 +406,14 @@ INSERT_RANGES = text("""
 
 
 def find_ranges(connection: Connection, spec: EncodingSpec) -> Ranges | None:
-    """Return the int8 ranges of the spec's vector space, or None if they have not been measured yet."""
+    """Return the ranges of codes in the spec's vector space; None for other types, or if they are not measured yet."""
+    if not spec.kept_type.has_ranges:
+        return None
     content = connection.execute(FIND_RANGES, {"fingerprint": spec.fingerprint()}).scalar_one_or_none()
     return None if content is None else Ranges.from_bytes(content)
 
 
 def keep_ranges(connection: Connection, spec: EncodingSpec, ranges: Ranges) -> None:
-    """Store the int8 ranges of the spec's vector space, unless it has ranges already."""
+    """Store the ranges of codes of the spec's vector space, unless it has ranges already."""
     values = {"fingerprint": spec.fingerprint(), "ranges": ranges.to_bytes()}
     connection.execute(INSERT_RANGES, values)

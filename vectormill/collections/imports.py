@@ -16,12 +16,12 @@ from sqlalchemy import Connection, text
 from vectormill.collections.collection import LIVE, Generation
 from vectormill.collections.collections import keeps_texts, list_written_generations
 from vectormill.collections.generation_tables import find_ranges, upsert_rows
-from vectormill.domain.encoding import INT8, EncodingSpec
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, Conflict, SpecMismatch
 from vectormill.domain.task import VECTOR
 from vectormill.jobs.item import Items
 from vectormill.vectors.representations import NORM_TOLERANCE
-from vectormill.vectors.vector_types import choose_vector_type, find_unfit, make_column_rows
+from vectormill.vectors.vector_types import find_unfit, make_column_rows
 
 # Below every number that a job or a deletion has.
 IMPORTED_PLACE: Final = 0
@@ -81,7 +81,7 @@ def check_vectors(items: Items, vectors: npt.NDArray[np.float32], spec: Encoding
             f"{spec.dimensions}."
         )
     norms = np.linalg.norm(vectors, axis=1)
-    too_large, is_zero = find_unfit(vectors, choose_vector_type(spec, in_collection=True))
+    too_large, is_zero = find_unfit(vectors, spec.kept_type)
     for wrong, reason in (
         (too_large, "has NaN, infinity or a value that is too large"),
         (is_zero, "is zero, at least in the collection's vector type"),
@@ -118,11 +118,12 @@ def import_rows(
     statement = text(LIST_KNOWN_KEYS.format(table=generation.table_name))
     known = set(connection.execute(statement, values).scalars())
     places = [place for place, key in enumerate(items.keys) if key not in known]
-    kind = choose_vector_type(spec, in_collection=True)
-    ranges = find_ranges(connection, spec) if kind.name == INT8 else None
-    if kind.name == INT8 and ranges is None:
+    kind = spec.kept_type
+    ranges = find_ranges(connection, spec)
+    if kind.has_ranges and ranges is None:
         raise Conflict(
-            "The ranges of int8 codes of this model are not measured yet: put one text into the collection first."
+            f"The ranges of {kind.name} codes of this model are not measured yet: put one text into the collection "
+            "first."
         )
     keep_text = keeps_texts(connection, generation.collection_id)
     rows = make_column_rows(vectors[places], kind, ranges)

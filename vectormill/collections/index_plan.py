@@ -7,12 +7,13 @@ it: docs/INDEXES.md."""
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Self, TypedDict, Unpack
 
 from vectormill.collections.collection import AUTO, NO_INDEX
-from vectormill.domain.encoding import BINARY, COSINE, DOT, FLOAT16, FLOAT32, INT8, EncodingSpec
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption
+from vectormill.domain.vector_type import COSINE, DEFAULT_TYPE, VectorType
 
 KIB: Final = 1 << 10  # the unit of maintenance_work_mem
 MIB: Final = 1 << 20
@@ -50,34 +51,39 @@ SPARE_SHARE: Final = 0.1
 WORKER_BYTES: Final = 32 * MIB
 
 
-# int8 codes are restored to floats first, since every dimension has its own scale and offset. All others are compared
-# by the bare column, so that an index can serve.
+# Codes are restored to floats first, since every dimension has its own scale and offset. All others are compared by the
+# bare column, so that an index can serve.
 COLUMN: Final = "vectors.embedding"
-RESTORED: Final = f"(CAST({COLUMN} AS vector) * CAST(:steps AS vector) + CAST(:offsets AS vector))"
+RESTORED: Final = (
+    f"(CAST({COLUMN} AS {DEFAULT_TYPE.column}) * CAST(:steps AS vector) + CAST(:offsets AS vector))"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class VectorComparison:
-    """How rows of one vector type and similarity are compared: by a SQL operator, with a query of `query_type`.
+    """How the dense vectors of a collection are compared in SQL: the SQL of a row's vector, with a query of a type.
 
-    `score` is the SQL of the score by the distance. `operator_class` is the pgvector operator class of an index, which
-    has at most `max_dimensions`, of `bits` bits each; None if no index works.
+    `score` is the SQL of the score by the distance.
     """
 
+    column: str
     operator: str
     query_type: str
     score: str
-    operator_class: str | None = None
-    max_dimensions: int = 0
-    bits: int = 0
-    column: str = COLUMN
-
-    def vector_bytes(self, dimensions: int) -> float:
-        return dimensions * self.bits / 8
 
     def write(self, query: str) -> str:
         """Return the SQL of the distance between a row of `vectors` and the SQL of a query."""
         return f"{self.column} {self.operator} {query}"
+
+
+def choose_comparison(spec: EncodingSpec) -> VectorComparison:
+    """Return how the dense vectors of a collection of this spec are compared."""
+    kind, distance = spec.kept_type, spec.kept_type.distances[spec.similarity]
+    query_type = f"{kind.column}({spec.dimensions})" if kind.is_packed else kind.query.column
+    column = RESTORED if kind.has_ranges else COLUMN
+    return VectorComparison(
+        column, distance.operator, query_type, distance.score.format(dimensions=spec.dimensions)
+    )
 
 
 # Sparse weights are compared by their inner product. pgvector refuses to index more weights of a row than these
@@ -89,30 +95,6 @@ MOST_INDEXED_WEIGHTS: Final = 1000
 WEIGHTS_BYTES: Final = "octet_length(sparsevec_send(sparse))"
 IS_INDEXED: Final = f"{WEIGHTS_BYTES} <= {12 + 8 * MOST_INDEXED_WEIGHTS}"
 IS_TOO_LONG: Final = f"{WEIGHTS_BYTES} > {12 + 8 * MOST_INDEXED_WEIGHTS}"
-
-BY_COSINE: Final = "1 - distance"
-BY_PRODUCT: Final = "-distance"
-BY_SIGNS: Final = "1 - distance * 2 / {dimensions}"
-# The only place that says how vectors are compared. Of bits, the score is the cosine of the signs.
-COMPARISONS: Final[Mapping[tuple[str, str], VectorComparison]] = {
-    (FLOAT32, COSINE): VectorComparison("<=>", "vector", BY_COSINE, "vector_cosine_ops", 2000, 32),
-    (FLOAT16, COSINE): VectorComparison("<=>", "halfvec", BY_COSINE, "halfvec_cosine_ops", 4000, 16),
-    (INT8, COSINE): VectorComparison("<=>", "vector", BY_COSINE, column=RESTORED),
-    (BINARY, COSINE): VectorComparison("<~>", "bit({dimensions})", BY_SIGNS, "bit_hamming_ops", 64_000, 1),
-    (FLOAT32, DOT): VectorComparison("<#>", "vector", BY_PRODUCT, "vector_ip_ops", 2000, 32),
-    (FLOAT16, DOT): VectorComparison("<#>", "halfvec", BY_PRODUCT, "halfvec_ip_ops", 4000, 16),
-    (INT8, DOT): VectorComparison("<#>", "vector", BY_PRODUCT, column=RESTORED),
-}  # fmt: skip
-
-
-def choose_comparison(spec: EncodingSpec) -> VectorComparison:
-    """Return how the dense vectors of a collection of this spec are compared."""
-    # Imported here, because a client reads the bounds of settings, and loads no numpy.
-    from vectormill.vectors.vector_types import choose_vector_type
-
-    found = COMPARISONS[choose_vector_type(spec, in_collection=True).name, spec.similarity]
-    query_type, score = (each.format(dimensions=spec.dimensions) for each in (found.query_type, found.score))
-    return replace(found, query_type=query_type, score=score)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,21 +168,21 @@ class IndexPlan:
 
 
 def find_operator_class(
-    vector_type: str, dimensions: int, similarity: str = COSINE
-) -> tuple[VectorComparison | None, str]:
-    """Return the comparison that an HNSW index on these vectors serves, or None if none does, and the reason."""
-    found = COMPARISONS[vector_type, similarity]
-    if found.operator_class is None:
+    kind: VectorType, dimensions: int, similarity: str = COSINE
+) -> tuple[str | None, str]:
+    """Return the operator class of an HNSW index that serves these vectors, or None if none does, and the reason."""
+    if not kind.most_indexed:
         return None, (
-            "No index works for int8: a search compares restored codes, each dimension with its own scale and offset, "
-            "but pgvector indexes the stored column. Use float16, which takes as much space in a collection."
+            f"No index works for {kind.name}: a search compares restored codes, each dimension with its own scale and "
+            "offset, but pgvector indexes the stored column. Use float16, which takes as much space in a collection."
         )
-    if dimensions > found.max_dimensions:
+    if dimensions > kind.most_indexed:
         return None, (
-            f"pgvector indexes {vector_type} vectors of at most {found.max_dimensions:,} dimensions, but these have "
+            f"pgvector indexes {kind.name} vectors of at most {kind.most_indexed:,} dimensions, but these have "
             f"{dimensions:,}. Use fewer dimensions, or the vector type binary."
         )
-    return found, f"Searches of {vector_type} vectors compare by {found.operator_class}."
+    operator_class = f"{kind.column}_{kind.distances[similarity].name}_ops"
+    return operator_class, f"Searches of {kind.name} vectors compare by {operator_class}."
 
 
 def estimate_graph_bytes(num_rows: int, vector_bytes: float, m: int) -> int:
@@ -212,7 +194,7 @@ def estimate_graph_bytes(num_rows: int, vector_bytes: float, m: int) -> int:
 def plan_index(
     num_rows: int,
     dimensions: int,
-    vector_type: str,
+    vector_type: VectorType,
     chosen: IndexSettings,
     capacity: ServerCapacity,
     *,
@@ -227,17 +209,9 @@ def plan_index(
     """
     if lacking:
         return _no_index(f"An HNSW index needs vectors, but the collection contains {lacking}.")
-    comparison, reason = find_operator_class(vector_type, dimensions, similarity)
-    vector_bytes = 0.0 if comparison is None else comparison.vector_bytes(dimensions)
-    return _plan_build(
-        None if comparison is None else comparison.operator_class,
-        reason,
-        num_rows,
-        vector_bytes,
-        chosen,
-        capacity,
-        **limits,
-    )
+    operator_class, reason = find_operator_class(vector_type, dimensions, similarity)
+    vector_bytes = vector_type.content_bytes(dimensions)
+    return _plan_build(operator_class, reason, num_rows, vector_bytes, chosen, capacity, **limits)
 
 
 def plan_sparse_index(

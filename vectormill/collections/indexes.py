@@ -17,7 +17,7 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
 from vectormill.collections.codebooks import LEAST_ROWS, find_codebook
-from vectormill.collections.collection import LIVE, VECTORS, Generation
+from vectormill.collections.collection import LIVE, Generation
 from vectormill.collections.generation_tables import attributes_name, table_name
 from vectormill.collections.index_plan import (
     IS_INDEXED,
@@ -37,11 +37,11 @@ from vectormill.db.parameters import to_jsonb
 from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.task import DENSE, SPARSE
+from vectormill.domain.task import DENSE, SPARSE, VECTORS
+from vectormill.domain.vector_type import VectorType
 from vectormill.jobs.job import MOVING_JOB_STATES
 from vectormill.runs.run import BROKEN_RUN_STATES, OPEN_RUN_STATES
 from vectormill.settings import Settings
-from vectormill.vectors.vector_types import choose_vector_type
 
 # Rows of tables up to this size are counted exactly; for larger ones the estimate of Postgres is good enough.
 COUNTED_BYTES: Final = 64 << 20
@@ -410,7 +410,7 @@ class PlannedIndex:
     chosen: IndexSettings
     plan: IndexPlan
     sparse_plan: IndexPlan | None
-    vector_type: str
+    vector_type: VectorType
     num_rows: int
     num_removed: int
     changed_share: float
@@ -443,7 +443,7 @@ def plan_for(
     kept = find_index_settings(connection, generation.id)
     asked = {name: options[name] for name in SHAPE_OPTIONS if options.get(name) is not None}
     chosen = IndexSettings.from_options(kept.policy, {**kept.options, **asked})
-    vector_type = choose_vector_type(generation.spec, in_collection=True).name
+    vector_type = generation.spec.kept_type
     num_rows = count_rows(connection, generation.table_name)
     measured = connection.execute(MEASURE_TABLE, {"table": f"vectormill.{generation.table_name}"}).one()
     num_removed = int(measured.num_removed or 0)
@@ -656,7 +656,6 @@ def list_operator_classes(spec: EncodingSpec) -> list[str]:
     """Return the operator classes of the HNSW indexes that pgvector can build for the outputs of a spec."""
     dense = None
     if spec.has_output(DENSE):
-        kind = choose_vector_type(spec, in_collection=True).name
-        dense, _ = find_operator_class(kind, spec.dimensions, spec.similarity)
-    classes = [dense.operator_class if dense else None, SPARSE_CLASS if spec.has_output(SPARSE) else None]
+        dense, _ = find_operator_class(spec.kept_type, spec.dimensions, spec.similarity)
+    classes = [dense, SPARSE_CLASS if spec.has_output(SPARSE) else None]
     return [each for each in classes if each is not None]

@@ -9,17 +9,18 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.collections.codebooks import open_kind
-from vectormill.collections.collection import LIVE, VECTORS, Generation
+from vectormill.collections.collection import LIVE, Generation
 from vectormill.collections.collections import find_generation, list_written_generations
 from vectormill.collections.generation_tables import attributes_name, table_name
-from vectormill.collections.row_kinds import Results
 from vectormill.collections.tombstones import lock_deletions, write_tombstones
 from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
+from vectormill.domain.task import VECTORS
 from vectormill.jobs.item import ItemFailure
 from vectormill.jobs.job import DELETING, TERMINAL_JOB_STATES
 from vectormill.jobs.jobs import draw_seq
+from vectormill.results.kind import Results
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def find_item(connection: Connection, collection: str, key: str, *, has_vector: 
     statement = FIND_ITEM.format(
         table=generation.table_name,
         attributes=attributes_name(generation.id),
-        texts=", ".join(f"kept.{column}" for column in kind.text_columns),
+        texts=", ".join(f"kept.{column}" for column in spec.text_columns),
         result=kind.sent(spec, "live") if is_read else "NULL",
     )
     row = connection.execute(text(statement), {"key": key}).one_or_none()

@@ -12,7 +12,6 @@ from vectormill.collections.collection import (
     GENERATION_STATES,
     HNSW,
     INDEX_POLICIES,
-    KINDS,
     MULTI_VECTOR_CODES,
     NO_INDEX,
     Generation,
@@ -31,6 +30,7 @@ from vectormill.collections.index_plan import (
     check_fields,
 )
 from vectormill.domain.errors import InvalidOption
+from vectormill.domain.task import RESULTS
 from vectormill.files.formats import OUTPUT_FORMATS, RowsName
 from vectormill.jobs.item import PASSAGE
 from vectormill.jobs.operations import OptionsBody
@@ -154,7 +154,11 @@ class CollectionBody(TypedDict):
     """A collection in a list; its page has the same fields and more."""
 
     name: str
-    kind: Annotated[str, one_of(tuple(KINDS.values())), Meta(description="Kind of result in its rows.")]
+    kind: Annotated[
+        str,
+        one_of(tuple(result.kept_as for result in RESULTS.values())),
+        Meta(description="Kind of result in its rows."),
+    ]
     model: str
     dimensions: Annotated[
         int, Meta(description="Length of a vector; for scores the number of labels, for records 0.")

@@ -12,11 +12,13 @@ from psycopg import sql
 from psycopg.rows import namedtuple_row
 from sqlalchemy import Connection
 
-from vectormill.collections.collection import VECTORS, Generation
+from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import point_view_at
-from vectormill.collections.row_kinds import OUTPUT_COLUMNS, choose_kind
 from vectormill.db.session import driver_of
 from vectormill.domain.errors import SwapRefused
+from vectormill.domain.task import VECTORS
+from vectormill.results.representations import OUTPUT_COLUMNS
+from vectormill.results.table import choose_kind
 
 FIND_VIEW: Final = """
     SELECT view.oid, pg_get_userbyid(view.relowner) AS owner, view.relowner = current_user::regrole AS is_ours,

@@ -12,20 +12,26 @@ for NULL. At the end stands an int16 of -1.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, repeat
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from psycopg import Connection, Cursor
-from psycopg.adapt import Buffer, Dumper
-from psycopg.pq import Format
+
+if TYPE_CHECKING:
+    from psycopg import Connection, Cursor
+    from psycopg.adapt import Dumper
+
+# A function that returns the OID of a type of this database by its name.
+FindOid = Callable[[str], int]
 
 TEXT_OID: Final = 25
 BYTEA_OID: Final = 17
 INT8_OID: Final = 20
+BUILT_IN: Final = {"text": TEXT_OID, "bytea": BYTEA_OID, "float4": 700, "jsonb": 3802}
 # The binary format of jsonb is a version byte and then text (PostgreSQL, jsonb_recv in src/backend/utils/adt/jsonb.c).
 JSONB_VERSION: Final = b"\x01"
 _LENGTH_BYTES: Final = 4
@@ -37,26 +43,36 @@ _NULL: Final = -1
 class WireArray:
     """An array in binary format as one parameter; the statement casts it, as in `CAST(%(keys)s AS text[])`."""
 
-    content: Buffer
+    content: bytes | memoryview
 
 
-class WireArrayDumper(Dumper):
-    """A psycopg dumper that sends a WireArray unchanged; the server infers its type from the statement."""
-
-    format = Format.BINARY
-    oid = 0
-
-    def dump(self, obj: WireArray) -> Buffer:
-        return obj.content
-
-
-def accept_arrays(context: Cursor[Any] | Connection[Any]) -> None:
+def accept_arrays(context: "Cursor[Any] | Connection[Any]") -> None:
     """Register WireArray as a parameter type for this cursor, or for all cursors of this connection."""
-    context.adapters.register_dumper(WireArray, WireArrayDumper)
+    context.adapters.register_dumper(WireArray, _make_dumper())
 
 
-def find_type(cursor: Cursor[Any], name: str) -> int:
-    """Return the OID of an extension's type, which differs between databases; 0 if the type does not exist."""
+@cache
+def _make_dumper() -> "type[Dumper]":
+    # A client that reads an output needs the formats here, but has no psycopg.
+    from psycopg.adapt import Dumper
+    from psycopg.pq import Format
+
+    class WireArrayDumper(Dumper):
+        """A psycopg dumper that sends a WireArray unchanged; the server infers its type from the statement."""
+
+        format = Format.BINARY
+        oid = 0
+
+        def dump(self, obj: WireArray) -> bytes | memoryview:
+            return obj.content
+
+    return WireArrayDumper
+
+
+def find_type(cursor: "Cursor[Any]", name: str) -> int:
+    """Return the OID of a type, which for those of extensions differs between databases; 0 if it does not exist."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
     row = cursor.execute("SELECT to_regtype(%(name)s::text)::oid::bigint", {"name": name}).fetchone()
     assert row is not None
     return int(row[0] or 0)

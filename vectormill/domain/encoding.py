@@ -10,7 +10,23 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Final, TypedDict
 
 from vectormill.domain.options import Help
-from vectormill.domain.task import ACTIVATIONS, DENSE, EMBED, MULTI_VECTOR, REPRESENTATIONS, SPARSE, TASKS
+from vectormill.domain.task import (
+    ACTIVATIONS,
+    DENSE,
+    EMBED,
+    MULTI_VECTOR,
+    REPRESENTATIONS,
+    SPARSE,
+    TASKS,
+    VECTOR,
+)
+from vectormill.domain.vector_type import (
+    COSINE,
+    DEFAULT_IN_COLLECTION,
+    DEFAULT_TYPE,
+    VECTOR_TYPES,
+    VectorType,
+)
 
 # The model of a request that names none; it is part of the package.
 DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
@@ -30,16 +46,6 @@ LATE_POOLING: Final = f"mean/{LATE}"
 # The overlap of neighbouring passages as a share of max_tokens. It costs a seventh more tokens, and keeps a
 # sentence of usual length complete in one of the two.
 DEFAULT_PASSAGE_OVERLAP_SHARE: Final = 1 / 8
-# The types of numbers in which a vector is stored and returned.
-FLOAT32: Final = "float32"
-FLOAT16: Final = "float16"
-INT8: Final = "int8"  # codes of ranges that are measured once for a vector space
-BINARY: Final = "binary"  # one bit a value: whether the value is above 0
-
-VECTOR_TYPES: Final = (FLOAT32, FLOAT16, INT8, BINARY)
-# The numbers by which a model's authors compare its vectors.
-COSINE: Final = "cosine"
-DOT: Final = "dot"  # the inner product, in which the length of a vector counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +116,12 @@ class EncodingOptions:
     vector_type: Annotated[
         str | None,
         Help(
-            "The type of a vector's numbers. By default, float16 in a collection and float32 otherwise.",
-            f"One of {', '.join(f'`{name}`' for name in VECTOR_TYPES)}. int8 values are codes of ranges that are "
-            "measured once per vector space; binary has one bit per value, with eight bits packed into one number.",
-            default=f"`{FLOAT16}` in a collection, `{FLOAT32}` otherwise",
-            choices=VECTOR_TYPES,
+            "The type of a vector's numbers. "
+            f"By default, {DEFAULT_IN_COLLECTION.name} in a collection and {DEFAULT_TYPE.name} otherwise.",
+            f"One of {', '.join(f'`{name}`' for name in VECTOR_TYPES)}. "
+            f"{'; '.join(kind.note for kind in VECTOR_TYPES.values() if kind.note)}.",
+            default=f"`{DEFAULT_IN_COLLECTION.name}` in a collection, `{DEFAULT_TYPE.name}` otherwise",
+            choices=tuple(VECTOR_TYPES),
         ),
     ] = None
     outputs: Annotated[
@@ -279,6 +286,17 @@ class EncodingSpec:
         return TASKS[self.task].result if self.outputs == DENSE else REPRESENTATIONS
 
     @property
+    def kept_type(self) -> VectorType:
+        """Return the type of the numbers that a collection keeps: the requested one. Scores are float32 everywhere."""
+        usual = DEFAULT_IN_COLLECTION if TASKS[self.task].result == VECTOR else DEFAULT_TYPE
+        return VECTOR_TYPES[self.vector_type or usual.name]
+
+    @property
+    def delivered_type(self) -> VectorType:
+        """Return the type of the numbers that a job without a collection keeps, and that every binary export has."""
+        return VECTOR_TYPES[self.vector_type or DEFAULT_TYPE.name]
+
+    @property
     def model_pooling(self) -> str:
         """Return the pooling that the model's card has."""
         return self.pooling.removesuffix(f"/{LATE}")
@@ -287,6 +305,11 @@ class EncodingSpec:
     def reads_pairs(self) -> bool:
         """Return True if an item may be a pair of texts."""
         return TASKS[self.task].reads_pairs or self.long_texts == LATE
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """Return the columns in which a collection keeps an item's text: two if items may be pairs."""
+        return ("text", "text_pair") if self.reads_pairs else ("text",)
 
     def has_output(self, name: str) -> bool:
         """Return True if items get this output, one of OUTPUTS; False for the results of other tasks than `embed`."""
@@ -319,7 +342,7 @@ class EncodingSpec:
 
         Their bytes must never change for a spec that a release could write. Windows change the vectors of
         long texts, so they are included; truncating and failing only decide which texts get a vector, so they
-        are not. The vector type is left out if it is unset, or float16, the default of
+        are not. The vector type is left out if it is unset, or the default of
         collections.
         """
         space = {
@@ -337,7 +360,11 @@ class EncodingSpec:
             space |= self._of_task()
         if self.outputs != DENSE:
             space |= self._of_outputs()
-        return space if self.vector_type in (None, FLOAT16) else {**space, "vector_type": self.vector_type}
+        return (
+            space
+            if self.vector_type in (None, DEFAULT_IN_COLLECTION.name)
+            else {**space, "vector_type": self.vector_type}
+        )
 
     def fingerprint(self) -> str:
         """Return the sixteen hex digits that name the vector space."""

@@ -10,16 +10,39 @@ SCORE: Final = "score"
 RECORD: Final = "record"
 REPRESENTATIONS: Final = "representation"  # one or several outputs of an encoding, as `outputs` asks
 
-# The results whose size differs from item to item; the others are rows of equally many numbers.
-VARYING: Final = frozenset({RECORD, REPRESENTATIONS})
+# The kinds of collection by what their rows are.
+VECTORS: Final = "vectors"
+SCORES: Final = "scores"
+RECORDS: Final = "records"
 
-# The last part of the path of a job's results.
-RESULT_ROUTES: Final[Mapping[str, str]] = {
-    VECTOR: "vectors",
-    SCORE: "results",
-    RECORD: "results",
-    REPRESENTATIONS: "results",
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A kind of result, as clients know it. Its columns and formats are in vectormill/results.
+
+    `route` is the last part of the path of a job's results, `kept_as` the kind of the collections that keep them, and
+    `part` their name in the parameter `include` of an export. Those that vary are of another size for each item; the
+    others are rows of equally many numbers.
+    """
+
+    name: str
+    route: str
+    kept_as: str
+    part: str
+    is_varying: bool = False
+
+
+# All generations of a collection have the same kind; those of a collection of vectors may differ in their outputs.
+RESULTS: Final[Mapping[str, Result]] = {
+    result.name: result
+    for result in (
+        Result(VECTOR, "vectors", VECTORS, "vector"),
+        Result(SCORE, "results", SCORES, "score"),
+        Result(RECORD, "results", RECORDS, "output", is_varying=True),
+        Result(REPRESENTATIONS, "results", VECTORS, "vector", is_varying=True),
+    )
 }
+VARYING: Final = frozenset(name for name, result in RESULTS.items() if result.is_varying)
 
 # The outputs of an encoding, which a job may ask for together. One forward pass computes all of them.
 DENSE: Final = "dense"  # one vector for a text

@@ -6,14 +6,12 @@ device.
 
 from typing import Any, Final, Unpack
 
-from vectormill.domain.encoding import BINARY, DEFAULT_MODEL, FLOAT16, FLOAT32, INT8, OptionArguments
+from vectormill.domain.encoding import DEFAULT_MODEL, OptionArguments
 from vectormill.extras import require
 from vectormill.integrations import make_arrow_column, warn_of_failures
 
 # The most texts in one call of an encoder. While the last texts of a call are encoded, some cores wait.
 BATCH_SIZE: Final = 4096
-# The types of a vector's values in Daft, and in numpy, by vector type.
-ELEMENTS: Final = {FLOAT32: "float32", FLOAT16: "float16", INT8: "int8", BINARY: "uint8"}
 
 
 def embed(
@@ -40,14 +38,14 @@ def embed(
     """
     require("daft", "tokenizers", extra="daft")
     import daft
+    import numpy as np
 
     from vectormill.models.registry import EncodingOptions, make_spec, open_registry
     from vectormill.settings import load_settings
-    from vectormill.vectors.vector_types import choose_vector_type
 
     spec = make_spec(open_registry(load_settings(), model).card(model), EncodingOptions(**options))
-    kind = choose_vector_type(spec, in_collection=False)
-    element = ELEMENTS[kind.name]
+    kind = spec.delivered_type
+    element = np.dtype(kind.row).name  # Daft names its types as numpy does
     vector_type = daft.DataType.embedding(getattr(daft.DataType, element)(), kind.width(spec.dimensions))
     row_type = daft.DataType.struct({"embedding": vector_type, "error": daft.DataType.string()})
     return_type = row_type if errors else vector_type

@@ -4,23 +4,16 @@ Spark decides how many Python workers there are; each makes one encoder and keep
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from vectormill.domain.encoding import BINARY, DEFAULT_MODEL, FLOAT16, FLOAT32, INT8, OptionArguments
+from vectormill.domain.encoding import DEFAULT_MODEL, OptionArguments
 from vectormill.domain.errors import InvalidOption
+from vectormill.domain.vector_type import DEFAULT_TYPE, VECTOR_TYPES
 from vectormill.extras import require
 from vectormill.integrations import warn_of_failures
 
 if TYPE_CHECKING:
     from worker.local import LocalEncoder
-
-# The types of an embedding in Spark's SQL, by vector type. Spark has no float16, and tinyint is its int8.
-COLUMN_TYPES: Final = {
-    FLOAT32: "array<float>",
-    FLOAT16: "array<float>",
-    INT8: "array<tinyint>",
-    BINARY: "binary",
-}
 
 # The encoders of this Python worker, by model, options, device and cores.
 _encoders: "dict[tuple[Any, ...], LocalEncoder]" = {}
@@ -43,10 +36,12 @@ def embed(
     import pandas as pd
     from pyspark.sql.functions import pandas_udf
 
-    vector_type = options.get("vector_type") or FLOAT32
-    if vector_type not in COLUMN_TYPES:
-        raise InvalidOption(f"vector_type must be one of {', '.join(COLUMN_TYPES)}, not {vector_type!r}.")
-    column_type = COLUMN_TYPES[vector_type]
+    vector_type = options.get("vector_type") or DEFAULT_TYPE.name
+    if vector_type not in VECTOR_TYPES:
+        raise InvalidOption(f"vector_type must be one of {', '.join(VECTOR_TYPES)}, not {vector_type!r}.")
+    kind = VECTOR_TYPES[vector_type]
+    # Spark has no float16, and tinyint is its int8.
+    column_type = "array<float>" if kind.is_float else "array<tinyint>" if not kind.is_packed else "binary"
 
     def encode(batches: Iterator[pd.Series]) -> Iterator[pd.Series]:
         for rows, reasons in encode_batches(batches, model, options):
@@ -73,7 +68,7 @@ def encode_batches(
     for texts in batches:
         encoded = encoder.encode(texts.tolist())
         rows: list[Any] = list(encoded.vectors)
-        if options.get("vector_type") == BINARY:
+        if encoder.spec.delivered_type.is_packed:
             rows = [row.tobytes() for row in rows]
         for place in encoded.failures:
             rows[place] = None

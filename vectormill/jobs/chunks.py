@@ -22,8 +22,8 @@ from vectormill.jobs.transitions import (
     RELEASE_CHUNK,
     end_under_fence,
 )
-from vectormill.vectors.records import pack_records, read_records
-from vectormill.vectors.vector_types import choose_vector_type, measure_item
+from vectormill.results.kind import pack_objects, read_objects
+from vectormill.vectors.vector_types import measure_item
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +176,11 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
     halves = split_payload(blob, places, claim.num_items // 2, claim.spec, claim.num_tokens)
     # Vectors are stored with the chunk only if the job has no collection, so only then is there a block to
     # cut.
-    row_bytes = measure_item(choose_vector_type(claim.spec, in_collection=False), claim.spec.dimensions)
+    row_bytes = measure_item(claim.spec.delivered_type, claim.spec.dimensions)
     has_records = claim.spec.result in VARYING
     own = {"chunk_id": claim.chunk_id}
     packed = connection.execute(SELECT_OWN, own).scalar_one_or_none() if has_records else None
-    records = read_records(packed, claim.num_items)
+    records = read_objects(packed, claim.num_items)
     start = 0
     for child, half in enumerate(halves):
         stop = start + half.num_items
@@ -207,7 +207,7 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
         )
         if has_records:  # records vary in length, so that the block cannot be cut by offsets
             values = {
-                "vectors": pack_records(records[start:stop]),
+                "vectors": pack_objects(records[start:stop]),
                 "job_id": claim.job_id,
                 "seq": next_seq + child,
             }

@@ -9,10 +9,10 @@ from sqlalchemy import Connection, text
 
 from vectormill.collections.bulk_loads import copy_rows, hold_bulk_load, remove_rows
 from vectormill.collections.generation_tables import find_ranges, upsert_rows
-from vectormill.collections.row_kinds import Results, take_objects
 from vectormill.db.session import driver_of
-from vectormill.domain.encoding import INT8, EncodingSpec
-from vectormill.domain.task import RECORD, VARYING, VECTOR
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.task import VARYING, VECTOR
+from vectormill.domain.vector_type import VectorType
 from vectormill.jobs.bottleneck import PERSIST
 from vectormill.jobs.chunk import (
     ChunkOutcome,
@@ -23,8 +23,6 @@ from vectormill.jobs.chunk import (
 )
 from vectormill.jobs.chunks import add_truncations
 from vectormill.jobs.item import (
-    TOO_MANY_WEIGHTS,
-    UNSTORABLE_RECORD,
     Item,
     ItemFailure,
     Items,
@@ -36,14 +34,12 @@ from vectormill.jobs.transitions import (
     count_chunk,
     end_under_fence,
 )
-from vectormill.jobs.vector_failures import find_vector_failures
 from vectormill.ragged import Ragged
-from vectormill.vectors.records import Records, UnstorableRecord, group_records, pack_records, read_records
-from vectormill.vectors.representations import MAX_WEIGHTS, unpack
+from vectormill.results.kind import Results, pack_objects, read_objects, take_objects
+from vectormill.results.table import RESULT_KINDS
 from vectormill.vectors.vector_types import (
     Rows,
-    VectorType,
-    choose_vector_type,
+    find_vector_failures,
     make_column_rows,
     make_rows,
     missing_rows,
@@ -88,96 +84,34 @@ def complete_chunk(
         record(connection)
         num_done = len(encoded) - len(outcome.failures)
         return _end(connection, claim, items, outcome, num_done, read_persist_seconds)
-    if claim.spec.result in VARYING:
-        return _complete_records(connection, claim, items, encoded, results, outcome, read_persist_seconds)
-    spec = claim.spec
-    kind = choose_vector_type(spec, in_collection=claim.generation_id is not None)
-    rows, vectors, outcome = leave_out(encoded, results, spec, kind, outcome)
-    stored = encoded[rows]
-    end_under_fence(connection, claim, COMMIT_CHUNK, proof_id=outcome.proof_id)
-    ranges = find_ranges(connection, spec) if kind.name == INT8 else None
-    if claim.generation_id is not None:
-        columns = make_column_rows(vectors, kind, ranges)
-        num_repeated = _upsert(
-            connection, claim, claim.generation_id, items, stored, columns, outcome.failures
-        )
-        outcome = replace(outcome, num_repeated=num_repeated)
-    else:
-        counted = (encoded, outcome.item_tokens)
-        _store_with_chunk(connection, claim, stored, make_rows(vectors, kind, ranges), kind, counted)
-    return _end(connection, claim, items, outcome, len(stored), read_persist_seconds)
-
-
-def _complete_records(
-    connection: Connection,
-    claim: Claim,
-    items: Sequence[Item],
-    encoded: npt.NDArray[np.int64],
-    results: Ragged,
-    outcome: ChunkOutcome,
-    read_persist_seconds: Callable[[], float] | None,
-) -> bool:
-    """Commit a chunk whose results are records or representations, as complete_chunk does for vectors.
-
-    They are stored in the job's collection, or with the chunk if the job has none.
-    """
-    found = {
-        item: results.row(place).tobytes()
-        for place, item in enumerate(encoded.tolist())
-        if item not in outcome.failures
-    }
-    if claim.generation_id is not None:
-        found, unstorable = (
-            _group(found) if claim.spec.result == RECORD else _leave_out_large(found, claim.spec)
-        )
-        outcome = replace(outcome, failures={**outcome.failures, **unstorable})
-    end_under_fence(connection, claim, COMMIT_CHUNK, proof_id=outcome.proof_id)
-    if claim.generation_id is not None:
+    spec, is_kept = claim.spec, claim.generation_id is not None
+    found: Mapping[int, bytes] = {}
+    if spec.result in VARYING:
+        found = {
+            item: results.row(place).tobytes()
+            for place, item in enumerate(encoded.tolist())
+            if item not in outcome.failures
+        }
+        if is_kept:
+            found, unstorable = RESULT_KINDS[spec.result].keep(found, spec)
+            outcome = replace(outcome, failures={**outcome.failures, **unstorable})
         stored = np.fromiter(found, dtype=np.int64, count=len(found))
-        rows = take_objects(list(found.values()))
-        num_repeated = _upsert(connection, claim, claim.generation_id, items, stored, rows, outcome.failures)
-        outcome = replace(outcome, num_repeated=num_repeated)
+        kept = take_objects(list(found.values()))
+        end_under_fence(connection, claim, COMMIT_CHUNK, proof_id=outcome.proof_id)
     else:
+        kind = spec.kept_type if is_kept else spec.delivered_type
+        rows, vectors, outcome = leave_out(encoded, results, spec, kind, outcome)
+        stored = encoded[rows]
+        end_under_fence(connection, claim, COMMIT_CHUNK, proof_id=outcome.proof_id)
+        kept = (make_column_rows if is_kept else make_rows)(vectors, kind, find_ranges(connection, spec))
+    if claim.generation_id is not None:
+        num_repeated = _upsert(connection, claim, claim.generation_id, items, stored, kept, outcome.failures)
+        outcome = replace(outcome, num_repeated=num_repeated)
+    elif spec.result in VARYING:
         _store_records(connection, claim, found)
-    return _end(connection, claim, items, outcome, len(found), read_persist_seconds)
-
-
-def _group(found: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[int, ItemFailure]]:
-    """Group each record as a collection stores it.
-
-    Return the grouped records, and failures for those that jsonb refuses. One refused record would make the
-    server refuse the whole chunk.
-    """
-    grouped, failures = {}, {}
-    for item, record in found.items():
-        try:
-            grouped[item] = group_records(record)
-        except UnstorableRecord as error:
-            failures[item] = ItemFailure(UNSTORABLE_RECORD, str(error))
-    return grouped, failures
-
-
-def _leave_out_large(
-    found: Mapping[int, bytes], spec: EncodingSpec
-) -> tuple[dict[int, bytes], dict[int, ItemFailure]]:
-    """Return the representations that a collection can store, and failures for the others: the dense vector does not
-    fit, or there are more weights than a sparsevec can have.
-    """
-    kept, failures = {}, {}
-    kind = choose_vector_type(spec, in_collection=True)
-    for item, packed in found.items():
-        row = unpack(packed)
-        if unfit := find_vector_failures(row.dense[np.newaxis], kind):
-            failures[item] = unfit[0]
-        elif len(row.indices) > MAX_WEIGHTS:
-            failures[item] = ItemFailure(
-                TOO_MANY_WEIGHTS,
-                f"it has {len(row.indices):,} weights, and a sparsevec of Postgres at most {MAX_WEIGHTS:,}; use a "
-                "smaller max_tokens",
-            )
-        else:
-            kept[item] = packed
-    return kept, failures
+    else:
+        _store_with_chunk(connection, claim, stored, kept, (encoded, outcome.item_tokens))
+    return _end(connection, claim, items, outcome, len(stored), read_persist_seconds)
 
 
 def _upsert(
@@ -210,15 +144,15 @@ def _upsert(
 
 def _store_records(connection: Connection, claim: Claim, found: Mapping[int, bytes]) -> None:
     """Store the records by position with their chunk, beside those of items that were not to be encoded again."""
-    records: Records = [None] * claim.num_items
+    records: list[bytes | None] = [None] * claim.num_items
     if claim.only_items is not None:
         earlier = connection.execute(SELECT_CHUNK_VECTORS, {"id": claim.chunk_id}).scalar_one_or_none()
-        records = read_records(earlier, claim.num_items)
+        records = read_objects(earlier, claim.num_items)
         for item in claim.only_items:
             records[item] = None
     for item, record in found.items():
         records[item] = record
-    values = {"chunk_id": claim.chunk_id, "vectors": pack_records(records), "item_tokens": None}
+    values = {"chunk_id": claim.chunk_id, "vectors": pack_objects(records), "item_tokens": None}
     connection.execute(UPSERT_CHUNK_VECTORS, values)
 
 
@@ -277,14 +211,13 @@ def _store_with_chunk(
     claim: Claim,
     stored: npt.NDArray[np.int64],
     rows: Rows,
-    kind: VectorType,
     counted: tuple[npt.NDArray[np.int64], Sequence[int]],
 ) -> None:
     """Store the rows of a job without a collection with its chunk, as one value.
 
     The token counts are stored as another value: `counted` are the positions of items and the tokens of each.
     """
-    num_items, dimensions = claim.num_items, claim.spec.dimensions
+    num_items, dimensions, kind = claim.num_items, claim.spec.dimensions, claim.spec.delivered_type
     block, present = missing_rows(num_items, kind, dimensions), np.zeros(num_items, dtype=np.bool_)
     tokens = np.zeros(num_items, dtype="<i4")
     if claim.only_items is not None:
@@ -320,7 +253,6 @@ def _insert_errors(
 def _remove_results(connection: Connection, claim: Claim, items: Sequence[Item]) -> None:
     """Remove what an earlier attempt stored for the items that are to be encoded again, and now fail."""
     none = np.empty(0, dtype=np.int64)
-    kind = choose_vector_type(claim.spec, in_collection=claim.generation_id is not None)
     if claim.generation_id is not None:
         _upsert(connection, claim, claim.generation_id, items, none, take_objects([]), claim.only_items or ())
     elif connection.execute(SELECT_CHUNK_VECTORS, {"id": claim.chunk_id}).one_or_none() is None:
@@ -328,9 +260,8 @@ def _remove_results(connection: Connection, claim: Claim, items: Sequence[Item])
     elif claim.spec.result in VARYING:
         _store_records(connection, claim, {})
     else:
-        _store_with_chunk(
-            connection, claim, none, missing_rows(0, kind, claim.spec.dimensions), kind, (none, ())
-        )
+        rows = missing_rows(0, claim.spec.delivered_type, claim.spec.dimensions)
+        _store_with_chunk(connection, claim, none, rows, (none, ()))
 
 
 NOTHING = ChunkOutcome(failures={}, num_tokens=0, num_computed_tokens=0)

@@ -15,7 +15,6 @@ from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import PRUNED
 from vectormill.collections.collections import find_generation_by_id
 from vectormill.collections.generation_tables import table_name
-from vectormill.collections.row_kinds import Results, take_objects
 from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import (
@@ -26,13 +25,14 @@ from vectormill.domain.errors import (
     ObjectChanged,
     WrongJobState,
 )
-from vectormill.domain.task import RECORD, VARYING
+from vectormill.domain.task import VARYING
 from vectormill.jobs.chunk import DONE, decode_payload, decode_results
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job, has_lost_collection
-from vectormill.vectors.records import list_records, read_records
-from vectormill.vectors.vector_types import Rows, choose_vector_type, missing_rows, read_block
+from vectormill.results.kind import Results, read_objects, take_objects
+from vectormill.results.table import RESULT_KINDS
+from vectormill.vectors.vector_types import Rows, missing_rows, read_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,8 @@ def read_results(engine: Engine, job_id: UUID, after: str | None = None) -> Iter
         connection: Connection, first_item: int, items: Items, own: bytes | None, *_: object
     ) -> ResultBlock:
         results, present = read_stored(connection, job, generation_id, items, own)
-        if generation_id is not None and job.spec.result == RECORD:
-            results = take_objects([None if output is None else list_records(output) for output in results])
+        if generation_id is not None:
+            results = RESULT_KINDS[job.spec.result].deliver(results)
         return ResultBlock(first_item, list(items.keys), results, present)
 
     return _read_behind(engine, job, make_block, after)
@@ -239,9 +239,9 @@ def read_stored(
     if generation_id is not None:
         return _read_collection(connection, generation_id, items, job.spec)
     if job.spec.result in VARYING:
-        records = read_records(own, len(items))
+        records = read_objects(own, len(items))
         return take_objects(records), np.array([record is not None for record in records])
-    kind = choose_vector_type(job.spec, in_collection=False)
+    kind = job.spec.delivered_type
     if own is None:
         return missing_rows(len(items), kind, job.spec.dimensions), np.zeros(len(items), dtype=np.bool_)
     return read_block(own, kind, len(items), job.spec.dimensions)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from vectormill.domain.encoding import COSINE
 from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.domain.task import DENSE
+from vectormill.domain.vector_type import COSINE
 from vectormill.models.model_shape import ModelShape
 from vectormill.models.rerankers import Template
 

@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from vectormill.domain.encoding import COSINE, DOT
 from vectormill.domain.errors import ModelError, UnsupportedModel
+from vectormill.domain.vector_type import COSINE, DOT
 from vectormill.models.families import find_family
 from vectormill.models.model_card import DenseLayer
 from vectormill.models.model_entry import ModelEntry

@@ -10,12 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from vectormill.domain.encoding import (
-    BINARY,
-    COSINE,
     DEFAULT_PASSAGE_OVERLAP_SHARE,
     FAIL,
-    FLOAT16,
-    FLOAT32,
     IN_WINDOWS,
     LATE,
     LATE_POOLING,
@@ -28,6 +24,7 @@ from vectormill.domain.errors import InvalidOption
 from vectormill.domain.options import list_options
 from vectormill.domain.schema import parse_schema
 from vectormill.domain.task import DENSE, EMBED, EXTRACT, JUDGE, MULTI_VECTOR, OUTPUTS, SPARSE
+from vectormill.domain.vector_type import FLOAT_TYPES
 from vectormill.models.model_card import GLINER, ModelCard
 from vectormill.models.model_entry import SMALLEST_MAX_TOKENS
 from vectormill.models.prompt_room import require_room
@@ -139,9 +136,7 @@ def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
                 f"dimensions must be from 1 to {card.dimension} for model {card.name!r}; got {dimensions}."
             )
         normalize = card.normalize if options.normalize is None else options.normalize
-    # At length 1 both are equal, and signs have no length.
-    has_length = DENSE in outputs and not normalize and options.vector_type != BINARY
-    return EncodingSpec(
+    spec = EncodingSpec(
         **own,
         normalize=normalize,
         dimensions=dimensions,
@@ -153,8 +148,10 @@ def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
         outputs=",".join(outputs),
         sparse_dimensions=card.sparse_dimensions if SPARSE in outputs else 0,
         token_dimensions=card.token_dimensions if MULTI_VECTOR in outputs else 0,
-        similarity=card.similarity if has_length else COSINE,
     )
+    # Of vectors of length 1 both similarities are equal, and signs have no length.
+    has_length = DENSE in outputs and not normalize and card.similarity in spec.kept_type.distances
+    return replace(spec, similarity=card.similarity) if has_length else spec
 
 
 def make_extract_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
@@ -258,9 +255,10 @@ def _check_outputs(outputs: tuple[str, ...], options: EncodingOptions) -> None:
             f"long_texts={options.long_texts!r} averages dense vectors, which other outputs do not allow: it must be "
             f"{TRUNCATE!r} or {FAIL!r} with outputs={','.join(outputs)!r}."
         )
-    if options.vector_type not in (None, FLOAT16, FLOAT32):
+    if options.vector_type not in (None, *FLOAT_TYPES):
         raise InvalidOption(
-            f"vector_type must be {FLOAT16} or {FLOAT32} with outputs={','.join(outputs)!r}; got {options.vector_type}."
+            f"vector_type must be {' or '.join(sorted(FLOAT_TYPES))} with outputs={','.join(outputs)!r}; got "
+            f"{options.vector_type}."
         )
     for name in ("normalize", "dimensions", "vector_type"):
         if DENSE not in outputs and getattr(options, name):

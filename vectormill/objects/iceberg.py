@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from vectormill.domain.encoding import FLOAT16, EncodingSpec
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, SpecMismatch, StorageUnavailable, VectormillError
 from vectormill.extras import describe_missing
 from vectormill.objects.manifest import make_part_schema
@@ -51,7 +51,7 @@ def prepare_table(url: str, job_id: UUID, spec: EncodingSpec) -> tuple[str, byte
     Raise InvalidOption if the catalog or the namespace is not known or Iceberg has no such vectors, SpecMismatch
     if the table does not fit, and StorageUnavailable.
     """
-    if spec.vector_type == FLOAT16:
+    if spec.delivered_type.is_half:
         raise InvalidOption(
             "Iceberg has no half-precision numbers: choose another vector type, such as float32."
         )

@@ -16,6 +16,7 @@ from vectormill.extras import require
 from vectormill.files.roots import ANYWHERE, Roots
 from vectormill.objects.reference import open_parquet
 from vectormill.objects.store import describe_object, normalize, read_range
+from vectormill.results.table import choose_kind
 
 if TYPE_CHECKING:
     import pyarrow
@@ -76,13 +77,11 @@ def make_part_schema(spec: EncodingSpec) -> "pyarrow.Schema":
     """Return the columns of a job's parts, which are the same whether or not the items of a part have metadata."""
     import pyarrow as pa
 
-    from vectormill.files.result_tables import RESULT_TABLES
-
     return pa.schema(
         [
             pa.field("key", pa.string(), nullable=False),
             pa.field("content_hash", pa.binary(16), nullable=False),
-            *RESULT_TABLES[spec.result].fields(spec),
+            *choose_kind(spec).arrow_fields(spec),
             pa.field("metadata", pa.string()),
         ]
     )

@@ -20,8 +20,6 @@ import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
 from vectormill.collections.generation_tables import find_ranges
-from vectormill.collections.row_kinds import take_objects
-from vectormill.domain.encoding import INT8
 from vectormill.domain.errors import InvalidOption, NotFound, ObjectChanged, StorageUnavailable
 from vectormill.domain.task import VARYING
 from vectormill.files import parquet
@@ -35,7 +33,9 @@ from vectormill.objects.output import CLOSED, OUTPUT, SWEPT, HeldOutput
 from vectormill.objects.reference import open_parquet
 from vectormill.objects.store import delete_object, describe_object, list_folder, write_object
 from vectormill.ragged import Ragged
-from vectormill.vectors.vector_types import choose_vector_type, make_rows
+from vectormill.results.kind import take_objects
+from vectormill.results.table import choose_kind
+from vectormill.vectors.vector_types import make_rows
 
 PREFIX: Final = "part-"
 STAGED: Final = "_staged/"
@@ -72,10 +72,10 @@ def write_staged(
         rows = np.flatnonzero([item not in outcome.failures for item in encoded.tolist()])
         kept = take_objects([results.row(row).tobytes() for row in rows.tolist()])
     else:
-        kind = choose_vector_type(spec, in_collection=False)
+        kind = spec.delivered_type
         rows, vectors, outcome = leave_out(encoded, results, spec, kind, outcome)
         ranges = None
-        if kind.name == INT8:
+        if kind.has_ranges:
             with engine.connect() as connection:
                 ranges = find_ranges(connection, spec)
         kept = make_rows(vectors, kind, ranges)
@@ -95,10 +95,8 @@ def encode_part(items: Items, results: npt.NDArray[Any], claim: Claim) -> memory
     """Return a Parquet file of key, content_hash, the result's columns, and metadata as JSON if an item has any."""
     import pyarrow as pa  # imported here, because most jobs need no object storage
 
-    from vectormill.files.result_tables import RESULT_TABLES
-
     arrays = [pa.array(items.keys, pa.string()), pa.array(items.content_hashes(), pa.binary(16))]
-    arrays += RESULT_TABLES[claim.spec.result].arrays(results, claim.spec)
+    arrays += choose_kind(claim.spec).arrow_arrays(results, claim.spec)
     if any(items.metadata):
         arrays.append(pa.array([metadata.decode() or None for metadata in items.metadata], pa.string()))
     else:

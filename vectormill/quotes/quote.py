@@ -16,20 +16,11 @@ from vectormill.collections.collection import LIVE, Generation
 from vectormill.collections.collections import find_in_state
 from vectormill.collections.index_plan import SHAPES, estimate_graph_bytes, find_operator_class
 from vectormill.collections.sizing import estimate_row_bytes
-from vectormill.domain.encoding import (
-    BINARY,
-    FAIL,
-    FLOAT16,
-    FLOAT32,
-    IN_WINDOWS,
-    INT8,
-    LATE,
-    TRUNCATE,
-    EncodingSpec,
-)
+from vectormill.domain.encoding import FAIL, IN_WINDOWS, LATE, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import EmptyJob
 from vectormill.domain.schema import PromptEstimate
 from vectormill.domain.task import DENSE, SCORE, VECTOR
+from vectormill.domain.vector_type import VectorType
 from vectormill.jobs.bottleneck import DEVICE, HELD, RUN
 from vectormill.jobs.chunk import USUAL_SPECIAL_TOKENS, estimate_tokens
 from vectormill.jobs.item import split_pair
@@ -148,7 +139,6 @@ ROW_SHARE: Final = 0.1
 ATTRIBUTE_BYTES: Final = 190
 # Pages that are not full: the last of the table, and the first ones of the index of keys.
 PAGES_BYTES: Final = Estimate(12 << 10, 0, 40 << 10)
-BITS: Final = {FLOAT32: 32, FLOAT16: 16, INT8: 16, BINARY: 1}
 # Seconds of the host's cores for a text and for each of its tokens: 35 µs for 16 tokens, 74 for 100 and 155 for 256 in
 # a worker, and 25 to 55 µs in the other processes (docs/SIZING.md, "Host"); 115 µs in all, for 17 tokens, with five
 # million rows in one collection (benchmarks/README.md, "Millions of rows").
@@ -169,7 +159,7 @@ class Workload:
 
     rows: Estimate
     tokens_per_row: Estimate
-    vector_type: str
+    vector_type: VectorType
     dimensions: int
     text_bytes: float
     encoded: Estimate = Estimate.exact(1)  # noqa: RUF009 - frozen
@@ -184,14 +174,14 @@ def estimate_sizes(load: Workload, rate: Estimate | None, cores: int) -> dict[st
 
     `cores` are those of the Postgres server that builds the index. `index_reason` says why there is none.
     """
-    kind, reason = find_operator_class(load.vector_type, load.dimensions)
+    operator_class, reason = find_operator_class(load.vector_type, load.dimensions)
     if not (load.has_vectors and load.dimensions):
-        kind, reason = None, "Only dense vectors have an index that can be computed before."
-    has_index = kind is not None
+        operator_class, reason = None, "Only dense vectors have an index that can be computed before."
+    has_index = operator_class is not None
     m, ef_construction = load.graph or max(shape for shape in SHAPES if shape[0] <= load.rows.value)[1:]
     build_seconds = BUILD_SECONDS * (m * ef_construction * load.dimensions / 384 / cores)
-    graph_bytes = estimate_graph_bytes(1, kind.vector_bytes(load.dimensions), m) if kind else 0
-    row_bytes = estimate_row_bytes(load.dimensions * BITS[load.vector_type] // 8, round(load.key_bytes))
+    graph_bytes = estimate_graph_bytes(1, load.vector_type.content_bytes(load.dimensions), m)
+    row_bytes = estimate_row_bytes(load.vector_type.content_bytes(load.dimensions), round(load.key_bytes))
     if load.metadata_bytes:
         row_bytes += round(ATTRIBUTE_BYTES + load.metadata_bytes)
     tokens = load.rows * load.tokens_per_row * load.encoded
@@ -339,7 +329,7 @@ def make_quote(
     key_bytes, text_bytes, metadata_bytes = sample.mean_bytes
     is_whole = sample.is_whole and len(counts.num_tokens) == len(sample.drawn)
     load = Workload(
-        sample.num_all, find_mean(counts, is_whole=is_whole), spec.vector_type or FLOAT16, spec.dimensions,
+        sample.num_all, find_mean(counts, is_whole=is_whole), spec.kept_type, spec.dimensions,
         text_bytes, encoded, key_bytes, metadata_bytes, spec.has_output(DENSE),
     )  # fmt: skip
     workers = [each for each in list_workers(connection) if each.model == spec.model and each.slots]

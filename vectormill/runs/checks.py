@@ -12,19 +12,18 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine, Row, text
 
-from vectormill.collections.collection import RECORDS, STORED_GENERATION_STATES, VECTORS, Generation
+from vectormill.collections.collection import STORED_GENERATION_STATES, Generation
 from vectormill.collections.generation_tables import attributes_name, table_name
-from vectormill.collections.index_plan import choose_comparison
+from vectormill.collections.index_plan import choose_comparison, find_operator_class
 from vectormill.collections.indexes import find_indexes
 from vectormill.collections.removals import LIST_ORPHANS, LIST_TABLES_OF_VIEW
-from vectormill.domain.encoding import FLOAT16, FLOAT32, INT8
-from vectormill.domain.task import DENSE, RAW, SCORE, SIGMOID, SOFTMAX, TANH
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.task import DENSE, RESULTS, VECTORS
 from vectormill.jobs.item import EMPTY_TEXT, LONE_SURROGATE, NUL_CHARACTER, TEXT_TOO_LONG, TOO_MANY_TOKENS
 from vectormill.jobs.job import FINISHED_JOB_STATES, RECEIVED_JOB_STATES
+from vectormill.results.table import RESULT_KINDS
 from vectormill.search.matches import PREPARE_SEARCH, find_own_candidates
 from vectormill.search.search import choose_num_candidates
-from vectormill.vectors.representations import NORM_TOLERANCE
-from vectormill.vectors.vector_types import choose_vector_type
 
 # An exact search reads every row, at some million rows per second; this bounds the rows read by all exact
 # searches of one measurement.
@@ -63,18 +62,17 @@ class Scan:
     records are objects without any finding.
     """
 
-    kind: str
+    spec: EncodingSpec
     found: Mapping[str, Any]
 
     def list_problems(self) -> list[str]:
         """Return one sentence for each problem found."""
         found, problems = self.found, []
         keys = name_keys(found["broken_keys"])
-        if self.kind != VECTORS:
-            what = (
-                "are not objects of types" if self.kind == RECORDS else "are not numbers or are out of range"
-            )
-            return [f"{found['num_broken']:,} {self.kind} {what} ({keys})."] if found["num_broken"] else []
+        kept_as = RESULTS[self.spec.result].kept_as
+        if kept_as != VECTORS:
+            fault = RESULT_KINDS[self.spec.result].fault
+            return [f"{found['num_broken']:,} {kept_as} {fault} ({keys})."] if found["num_broken"] else []
         if num_broken := found["num_not_finite"] + found["num_zero"]:
             problems.append(
                 f"{num_broken:,} vectors have no direction: they are zero or not finite ({keys})."
@@ -172,9 +170,10 @@ def measure_recall(
     codes, scores and records, or if there are fewer rows than `limit`. `check` is called between
     transactions.
     """
-    if not generation.spec.has_output(DENSE) or generation.spec.vector_type == INT8:
+    spec = generation.spec
+    served, _ = find_operator_class(spec.kept_type, spec.dimensions, spec.similarity)
+    if served is None or not spec.has_output(DENSE):
         return None
-    served = choose_comparison(generation.spec).operator_class
     with engine.connect() as connection:
         found = find_indexes(connection, generation.id)
         index = next((each.name for each in found if each.is_valid and each.operator_class == served), None)
@@ -202,74 +201,14 @@ def measure_recall(
     return Recall(num_found / num_wanted, len(queries), limit, index) if num_wanted else None
 
 
-SCAN_NORMS: Final = """
-    SELECT count(*) AS num_rows,
-           count(*) FILTER (WHERE norm IN ('NaN', 'Infinity')) AS num_not_finite,
-           count(*) FILTER (WHERE norm = 0) AS num_zero,
-           count(*) FILTER (WHERE norm > 0 AND norm < 'Infinity'
-                              AND abs(norm - 1) > CAST(:tolerance AS double precision)) AS num_odd_norms,
-           min(norm) FILTER (WHERE norm > 0 AND norm < 'Infinity') AS smallest_norm,
-           max(norm) FILTER (WHERE norm > 0 AND norm < 'Infinity') AS largest_norm,
-           (array_agg(key) FILTER (WHERE norm = 0 OR norm IN ('NaN', 'Infinity')))[1 : CAST(:limit AS integer)]
-               AS broken_keys
-      FROM (SELECT key, CAST({norm}(embedding) AS double precision) AS norm FROM vectormill.{table}
-             WHERE ctid >= CAST(:first AS tid) AND ctid < CAST(:end AS tid)) AS scanned
-"""
-
-COUNT_ROWS: Final = """
-    SELECT count(*) AS num_rows, 0 AS num_not_finite, 0 AS num_zero, 0 AS num_odd_norms,
-           NULL AS smallest_norm, NULL AS largest_norm, NULL AS broken_keys
-      FROM vectormill.{table}
-     WHERE ctid >= CAST(:first AS tid) AND ctid < CAST(:end AS tid)
-"""
-
-# NOT BETWEEN finds NaN too: Postgres sorts it above every number.
-SCAN_SCORES: Final = """
-    SELECT count(*) AS num_rows, count(*) FILTER (WHERE is_broken) AS num_broken,
-           min(score) FILTER (WHERE NOT is_broken) AS smallest, max(score) FILTER (WHERE NOT is_broken) AS largest,
-           (array_agg(key) FILTER (WHERE is_broken))[1 : CAST(:limit AS integer)] AS broken_keys
-      FROM (SELECT key, score, NOT (score BETWEEN CAST(:least AS real) AND CAST(:most AS real)) AS is_broken
-              FROM vectormill.{table}
-             WHERE ctid >= CAST(:first AS tid) AND ctid < CAST(:end AS tid)) AS scanned
-"""
-
-SCAN_RECORDS: Final = """
-    SELECT count(*) AS num_rows, count(*) FILTER (WHERE is_broken) AS num_broken,
-           count(*) FILTER (WHERE is_empty) AS num_empty,
-           (array_agg(key) FILTER (WHERE is_broken))[1 : CAST(:limit AS integer)] AS broken_keys
-      FROM (SELECT key, jsonb_typeof(output) <> 'object' AS is_broken, output = '{{}}' AS is_empty
-              FROM vectormill.{table}
-             WHERE ctid >= CAST(:first AS tid) AND ctid < CAST(:end AS tid)) AS scanned
-"""
-
-# The valid range of float32 scores by their activation; scores without an activation are cosines.
-_LARGEST_FLOAT: Final = 3.4e38
-SCALES: Final[Mapping[str, tuple[float, float]]] = {
-    SOFTMAX: (0.0, 1.00001),
-    SIGMOID: (0.0, 1.00001),
-    TANH: (-1.00001, 1.00001),
-    RAW: (-_LARGEST_FLOAT, _LARGEST_FLOAT),
-    "": (-1.00001, 1.00001),
-}
-
-
 def scan_results(engine: Engine, generation: Generation, *, check: Callable[[], None]) -> Scan:
     """Read every result once, BLOCKS_PER_SCAN blocks per transaction. Call `check` between transactions.
 
     The columns of the scans are sums, the smallest and the largest values, and the first keys.
     """
-    spec = generation.spec
-    values: dict[str, Any] = {"limit": MOST_NAMED_KEYS}
-    statement, norm = SCAN_RECORDS, ""
-    if generation.kind == VECTORS:
-        kind = choose_vector_type(spec, in_collection=True).name
-        norm = "vector_norm" if kind == FLOAT32 else "l2_norm"
-        statement = SCAN_NORMS if kind in (FLOAT16, FLOAT32) and spec.has_output(DENSE) else COUNT_ROWS
-        values["tolerance"] = NORM_TOLERANCE if spec.normalize else float("inf")
-    elif spec.result == SCORE:
-        statement = SCAN_SCORES
-        values["least"], values["most"] = SCALES[spec.activation]
-    scan = text(statement.format(table=generation.table_name, norm=norm))
+    statement, own = RESULT_KINDS[generation.spec.result].scan(generation.spec)
+    scan = text(statement.format(table=generation.table_name))
+    values = {"limit": MOST_NAMED_KEYS, **own}
     with engine.connect() as connection:
         num_blocks = count_blocks(connection, generation).num_blocks
     scans: list[Row[Any]] = []
@@ -279,7 +218,7 @@ def scan_results(engine: Engine, generation: Generation, *, check: Callable[[], 
         with engine.connect() as connection:
             scans.append(connection.execute(scan, values | blocks).one())
     columns = zip(scans[0]._fields, *scans, strict=True)
-    return Scan(generation.kind, {name: _merge(name, column) for name, *column in columns})
+    return Scan(generation.spec, {name: _merge(name, column) for name, *column in columns})
 
 
 def _merge(name: str, found: Sequence[Any]) -> Any:

@@ -28,7 +28,6 @@ from sqlalchemy import Connection, Engine, text
 
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import name_parts
-from vectormill.collections.row_kinds import choose_kind
 from vectormill.collections.tombstones import hold_deletions_of, lock_deletions
 from vectormill.db.locks import drop_tables
 from vectormill.db.outages import blames_a_value
@@ -95,7 +94,7 @@ class RunTables:
     def fill_in(self, statement: str) -> sql.Composed:
         """Return a statement with the names of these tables and of the generation's columns."""
         spec, prefix = self.generation.spec, stage_prefix(self.run_id)
-        texts = choose_kind(spec).text_columns
+        texts = spec.text_columns
         return sql.SQL(statement).format(
             **name_parts(self.generation.id, spec),
             **{

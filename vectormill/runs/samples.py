@@ -4,8 +4,6 @@ The texts are those that the collection keeps or, if it keeps none, those still 
 Workers encode them as a temporary job that is deleted afterwards, because an indexer loads no model.
 """
 
-import json
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -19,22 +17,23 @@ from sqlalchemy import Connection, Engine, text
 from vectormill.collections.codebooks import find_codebook, open_kind
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name, find_ranges, send_text
-from vectormill.collections.row_kinds import Results, choose_kind, take_objects
 from vectormill.db.session import driver_of
-from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import EncodingTimeout, ObjectChanged
-from vectormill.domain.task import DENSE, MULTI_VECTOR, RECORD, REPRESENTATIONS, SCORE, VARYING
+from vectormill.domain.task import DENSE, MULTI_VECTOR
+from vectormill.domain.vector_type import DEFAULT_TYPE
 from vectormill.jobs.chunk import decode_payload
 from vectormill.jobs.export import read_results
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import INTERACTIVE_PRIORITY, Job, NewJob
 from vectormill.jobs.jobs import delete_job, find_job
 from vectormill.jobs.submission import JobWriter
+from vectormill.results.kind import LEAST_AGREEMENT, Results
+from vectormill.results.scores import LEAST_AGREEMENT_OF_SCORES
+from vectormill.results.table import choose_kind
 from vectormill.runs.checks import MOST_NAMED_KEYS
 from vectormill.settings import Settings
 from vectormill.vectors.quantization import Ranges
-from vectormill.vectors.records import group_records
-from vectormill.vectors.representations import measure_agreement, unpack
 
 SAMPLE_KEPT_TEXTS: Final = """
     SELECT kept.key, {content} AS content, live.content_hash
@@ -47,7 +46,7 @@ SAMPLE_KEPT_TEXTS: Final = """
 def sample_kept_texts(connection: Connection, generation: Generation, size: int) -> list[tuple[Item, bytes]]:
     """Return up to `size` random items whose texts are kept, each with the content hash of its result."""
     table = generation.table_name
-    content = send_text(choose_kind(generation.spec).text_columns, "kept")
+    content = send_text(generation.spec.text_columns, "kept")
     attributes = attributes_name(generation.id)
     statement = text(SAMPLE_KEPT_TEXTS.format(table=table, attributes=attributes, content=content))
     rows = connection.execute(statement, {"share": 10.0, "limit": size}).all()
@@ -100,15 +99,8 @@ def read_rows(
     return [items[ordinal - 1] for ordinal in ordinals], kind.read(wire, spec)
 
 
-# The least cosine of vectors. Encoding a text again on another device or in another batch agrees to above
-# 0.999 in 16 bit; int8 codes are coarser, and some bits flip whose values are nearly 0.
-LEAST_AGREEMENT: Final = 0.99
-LEAST_AGREEMENT_OF_BITS: Final = 0.95
 # Residual codes turn the vector of a token: of MiniLM's the cosine is 0.95 on average and 0.81 at least.
 LEAST_AGREEMENT_OF_CODES: Final = 0.7
-# The least agreement of scores: 1 minus the largest difference of a label's score, relative for scores above
-# 1. A 16-bit model reproduces scores to some thousandths in any batch, and an int8 model to a hundredth.
-LEAST_AGREEMENT_OF_SCORES: Final = 0.98
 POLL_SECONDS: Final = 0.2
 # A worker may have to load its model first, which takes minutes.
 PATIENCE_SECONDS: Final = 600.0
@@ -171,7 +163,7 @@ def compare_sample(
     with engine.connect() as connection:
         items, reason = sample_texts(connection, generation, size)
         held, rows = read_rows(connection, generation, items)
-        ranges = find_ranges(connection, generation.spec) if generation.spec.vector_type == INT8 else None
+        ranges = find_ranges(connection, generation.spec)
         has_codes = find_codebook(connection, generation.spec) is not None
     if items and not held:
         reason = "no row still has the text that was found for it"
@@ -204,42 +196,12 @@ def compare_results(
 
     With `has_codes` stored multi-vectors may have been residual codes.
     """
-    if spec.result == REPRESENTATIONS:
-        packed = zip(kept.tolist(), now.tolist(), strict=True)
-        agreements = [measure_agreement(*map(unpack, pair)) for pair in packed]
-        if has_codes:
-            slack = (1 - LEAST_AGREEMENT) / (1 - LEAST_AGREEMENT_OF_CODES)
-            agreements = [each | {MULTI_VECTOR: 1 - (1 - each[MULTI_VECTOR]) * slack} for each in agreements]
-        return np.min([list(each.values()) for each in agreements], axis=1), LEAST_AGREEMENT  # NaN if one is
-    if spec.result == RECORD:
-        pairs = zip(kept.tolist(), now.tolist(), strict=True)
-        return np.array([float(are_alike(*map(json.loads, pair))) for pair in pairs]), 1.0
-    if spec.result == SCORE:
-        differences = np.abs(kept - now) / np.maximum(np.abs(now), 1.0)
-        return 1.0 - differences.max(axis=1), LEAST_AGREEMENT_OF_SCORES
-    if spec.vector_type == BINARY:
-        bits = np.unpackbits(kept, axis=1)[:, : spec.dimensions]
-        return (bits == (now > 0)).mean(axis=1), LEAST_AGREEMENT_OF_BITS
-    vectors = kept.astype(np.float32)
-    if ranges is not None:
-        vectors = vectors * ranges.steps + ranges.offsets
-    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(now, axis=1)
-    return np.einsum("nd,nd->n", vectors, now) / np.maximum(norms, 1e-12), LEAST_AGREEMENT
-
-
-def are_alike(first: Any, second: Any, tolerance: float = 1 - LEAST_AGREEMENT_OF_SCORES) -> bool:
-    """Return True if two records are equal up to small differences of confidences, which vary by batch."""
-    if isinstance(first, float) and isinstance(second, float):
-        return math.isclose(first, second, abs_tol=tolerance)
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(
-            are_alike(first[name], second[name], tolerance) for name in first
-        )
-    if isinstance(first, list) and isinstance(second, list):
-        return len(first) == len(second) and all(
-            are_alike(*pair, tolerance) for pair in zip(first, second, strict=True)
-        )
-    return bool(first == second)
+    kind = choose_kind(spec)
+    agreements = kind.compare(kept, now, spec, ranges, 1 - LEAST_AGREEMENT_OF_SCORES)
+    if has_codes and MULTI_VECTOR in agreements:
+        slack = (1 - LEAST_AGREEMENT) / (1 - LEAST_AGREEMENT_OF_CODES)
+        agreements[MULTI_VECTOR] = 1 - (1 - agreements[MULTI_VECTOR]) * slack
+    return np.min(list(agreements.values()), axis=0), kind.least_agreement(spec)  # NaN if one is
 
 
 def encode_again(
@@ -258,7 +220,7 @@ def encode_again(
     """
     spec = generation.spec
     if generation.spec.has_output(DENSE):
-        spec = replace(spec, vector_type=FLOAT32)
+        spec = replace(spec, vector_type=DEFAULT_TYPE.name)
     new_job = NewJob(spec, priority=INTERACTIVE_PRIORITY, lifetime_seconds=2 * patience_seconds)
     with JobWriter(engine, new_job, settings) as writer:
         for item in items:
@@ -273,11 +235,7 @@ def encode_again(
     results, present = (
         np.concatenate([getattr(block, name) for block in blocks]) for name in ("results", "present")
     )
-    if spec.result == RECORD:
-        results = take_objects([None if record is None else group_records(record) for record in results])
-    elif spec.result not in VARYING:
-        results = np.nan_to_num(results.astype(np.float32))
-    return results, present
+    return choose_kind(job.spec).keep_again(results), present
 
 
 def wait_for_end(engine: Engine, job: Job, check: Callable[[], None], patience_seconds: float) -> None:

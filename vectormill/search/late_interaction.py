@@ -15,8 +15,8 @@ from sqlalchemy import Connection, Row, text
 
 from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import Generation
-from vectormill.collections.row_kinds import ManyRepresentations
 from vectormill.db.session import driver_of
+from vectormill.results.representations import ManyRepresentations
 from vectormill.search.filter_sql import compile_filter
 from vectormill.search.rankings import Statement, count_ranked, leave_out_own, name_tables
 from vectormill.search.search import Search

@@ -13,21 +13,15 @@ from sqlalchemy import Connection, text
 from vectormill.collections.codebooks import open_kind
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name, find_ranges
-from vectormill.collections.index_plan import BY_PRODUCT, IS_INDEXED, IS_TOO_LONG, choose_comparison
-from vectormill.collections.row_kinds import kept_type
+from vectormill.collections.index_plan import IS_INDEXED, IS_TOO_LONG, choose_comparison
 from vectormill.db.parameters import WireArray, accept_arrays, find_type, open_array
 from vectormill.db.session import driver_of
-from vectormill.domain.encoding import BINARY, DOT, FLOAT32, INT8
 from vectormill.domain.errors import InvalidOption, ItemNotFound
 from vectormill.domain.task import DENSE
+from vectormill.domain.vector_type import BY_PRODUCT, DOT, VectorType
 from vectormill.search.operations import SearchQuery, list_given
 from vectormill.vectors.representations import MAX_WEIGHTS, Representations, unpack
-from vectormill.vectors.vector_types import (
-    VECTOR_TYPE_BY_NAME,
-    VectorType,
-    make_column_rows,
-    write_columns,
-)
+from vectormill.vectors.vector_types import make_column_rows, write_columns
 
 # The SQL name of a query's vector in a statement for many searches.
 ASKED: Final = "asked.query"
@@ -79,9 +73,9 @@ def make_query_vector(
     Return None if an int8 collection has no ranges yet, and so no rows. Raise ItemNotFound.
     """
     spec = generation.spec
-    kind, comparison = kept_type(spec).name, choose_comparison(spec)
+    comparison = choose_comparison(spec)
     values: dict[str, object] = {}
-    if kind == INT8:
+    if spec.kept_type.has_ranges:
         ranges = find_ranges(connection, spec)
         if ranges is None:
             return None  # no row has been written, since ranges are measured before
@@ -91,8 +85,7 @@ def make_query_vector(
         values["query"], document = find_like(connection, generation, like, wanted, values)
         compared = comparison.write(f"CAST(:query AS {comparison.query_type})")
         return QueryVector(compared, comparison.score, values, document)
-    wire = VECTOR_TYPE_BY_NAME[kind if kind != INT8 else FLOAT32]  # int8 codes are compared as floats
-    values["queries"] = write_queries(connection, np.stack(embeddings), wire)
+    values["queries"] = write_queries(connection, np.stack(embeddings), spec.kept_type.query)
     array = f"CAST(:queries AS {comparison.query_type}[])"
     query = ASKED if len(embeddings) > 1 else f"({array})[1]"
     return QueryVector(comparison.write(query), comparison.score, values, array=array)
@@ -155,12 +148,11 @@ def write_vector(values: npt.NDArray[np.float32]) -> str:
 
 def read_vector(written: str, generation: Generation) -> list[Any]:
     """Parse a row's embedding to the numbers of an export: floats, int8 codes, or bytes of eight bits each."""
-    kind = kept_type(generation.spec).name
-    if kind == BINARY:
+    kind = generation.spec.kept_type
+    if kind.is_packed:
         packed: list[Any] = np.packbits(np.array(list(written), dtype=np.uint8)).tolist()
         return packed
-    numbers = json.loads(written)
-    return [int(number) for number in numbers] if kind == INT8 else [float(number) for number in numbers]
+    return list(map(float if kind.is_float else int, json.loads(written)))
 
 
 def read_own_vectors(query: SearchQuery, generation: Generation) -> Query:

@@ -12,9 +12,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from vectormill.domain.encoding import BINARY, INT8, EncodingSpec
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidItem, InvalidOption, SourceFailed
 from vectormill.domain.task import VECTOR
+from vectormill.domain.vector_type import FLOAT_TYPES
 from vectormill.files.parquet import naming, open_parquet
 from vectormill.jobs.item import Items
 from vectormill.objects.manifest import read_manifest, read_parts
@@ -124,8 +125,10 @@ def open_output(url: str, place: SourcePlace) -> VectorSource:
     """Return the rows of the output of a job. Raise InvalidOption, NotFound, ObjectChanged and StorageUnavailable."""
     manifest = read_manifest(url)
     spec = EncodingSpec.from_json(manifest.spec)
-    if spec.result != VECTOR or spec.vector_type in (INT8, BINARY):
-        raise InvalidOption(f"{url} has no vectors of float32 or float16, which alone can be imported.")
+    if spec.result != VECTOR or not spec.delivered_type.is_float:
+        raise InvalidOption(
+            f"{url} has no vectors of {' or '.join(FLOAT_TYPES)}, which alone can be imported."
+        )
     columns = ImportColumns(content_hash=OUTPUT_HASH, metadata_json=OUTPUT_METADATA)
     assembler = SourceAssembler(url, place.settings.max_key_bytes, Complaints())
     batches = (

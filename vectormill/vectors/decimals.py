@@ -9,8 +9,10 @@ Arrays of float16, int8 and uint8 are written by look-up in a table of all value
 from its neighbours, and such a decimal has at most eleven characters: with its comma it fills a slot of twelve bytes.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -131,3 +133,19 @@ def whole_slots(is_signed: bool) -> npt.NDArray[np.void]:
     return np.frombuffer(
         "".join(f"{number:<4}," for number in numbers).encode(), dtype=f"V{WHOLE_SLOT_BYTES}"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFormat:
+    """The JSON form of one number type: `write` formats [n, d] as characters [n, d × slot_bytes], rows ended by "]"."""
+
+    slot_bytes: int
+    write: Callable[[Any], npt.NDArray[np.uint8]]
+
+
+NUMBER_FORMATS: Final = {
+    np.dtype(np.float32): NumberFormat(SLOT_BYTES, write_decimals),
+    np.dtype(np.float16): NumberFormat(HALF_SLOT_BYTES, write_halves),
+    np.dtype(np.int8): NumberFormat(WHOLE_SLOT_BYTES, write_wholes),
+    np.dtype(np.uint8): NumberFormat(WHOLE_SLOT_BYTES, write_wholes),
+}

@@ -1,6 +1,5 @@
 """Encode a random sample of a job's texts again in a process of our own, and compare with the stored results."""
 
-import json
 import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -15,17 +14,18 @@ from sqlalchemy import Engine
 
 from vectormill.collections.codebooks import find_codebook
 from vectormill.collections.generation_tables import find_ranges
-from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ModelError, WrongJobState
 from vectormill.domain.task import DENSE, MULTI_VECTOR, RECORD, REPRESENTATIONS, VARYING
+from vectormill.domain.vector_type import DEFAULT_TYPE
 from vectormill.jobs.certificates import list_precisions
 from vectormill.jobs.export import find_written, read_chunk_at
 from vectormill.models.registry import open_registry
-from vectormill.runs.samples import LEAST_AGREEMENT_OF_CODES, are_alike, compare_results
+from vectormill.results.kind import take_objects
+from vectormill.results.table import RESULT_KINDS
+from vectormill.runs.samples import LEAST_AGREEMENT_OF_CODES
 from vectormill.settings import Settings
 from vectormill.vectors.quantization import Ranges
-from vectormill.vectors.records import group_records
-from vectormill.vectors.representations import measure_agreement, unpack
 from worker.certificates.certificate import find_promise
 from worker.devices.detect import detect_inventory
 from worker.encoder.encoder import AUTO
@@ -113,14 +113,14 @@ def verify_job(
     try:
         if not texts:
             return JobVerdict(job_id, 0, (), 0, [], device.description)
-        wanted_spec = replace(spec, vector_type=FLOAT32) if spec.has_output(DENSE) else spec
+        wanted_spec = replace(spec, vector_type=DEFAULT_TYPE.name) if spec.has_output(DENSE) else spec
         request = EncodeRequest("verify", wanted_spec, texts, False, settings.max_text_chars)
         found = engine.encode(request, threading.Event())
         report = engine.report()
     finally:
         engine.stop()
     with database.connect() as connection:
-        ranges = find_ranges(connection, spec) if spec.vector_type == INT8 else None
+        ranges = find_ranges(connection, spec)
         has_codes = generation_id is not None and find_codebook(connection, spec) is not None
         known = list_precisions(connection, job_id) or ["bf16"]  # of an unknown worker, the coarsest
     precisions = {report["precision"]["value"], *known}
@@ -171,22 +171,19 @@ def measure_pairs(
 
     if not pairs:
         return {}
-    if spec.result == REPRESENTATIONS:
-        measured = [measure_agreement(unpack(kept), unpack(now)) for kept, now in pairs]
-        return {
-            name: (
-                np.array([each[name] for each in measured]),
-                LEAST_AGREEMENT_OF_CODES
-                if has_codes and name == MULTI_VECTOR
-                else promise(spec.narrow((name,))),
-            )
-            for name in spec.outputs.split(",")
-        }
-    if spec.result == RECORD:
-        own_form = group_records if is_grouped else bytes
-        tolerance = 1 - promise(spec)
-        are_equal = [are_alike(json.loads(kept), json.loads(own_form(now)), tolerance) for kept, now in pairs]
-        return {RECORD: (np.array(are_equal, np.float64), 1.0)}
-    kept, now = map(np.stack, zip(*pairs, strict=True))
-    agreement, coarse = compare_results(spec, kept, now, ranges)
-    return {spec.result: (agreement, coarse if spec.vector_type in (INT8, BINARY) else promise(spec))}
+    kind = RESULT_KINDS[spec.result]
+    kept, now = (
+        take_objects(side) if spec.result in VARYING else np.stack(side) for side in zip(*pairs, strict=True)
+    )
+    if is_grouped and spec.result in VARYING:
+        now = kind.keep_again(now)
+    agreements = kind.compare(kept, now, spec, ranges, tolerance=1 - promise(spec))
+
+    def find_least(name: str) -> float:
+        if spec.result == REPRESENTATIONS:
+            has_code = has_codes and name == MULTI_VECTOR
+            return LEAST_AGREEMENT_OF_CODES if has_code else promise(spec.narrow((name,)))
+        is_coarse = spec.result == RECORD or not spec.delivered_type.is_float
+        return kind.least_agreement(spec) if is_coarse else promise(spec)
+
+    return {name: (agreement, find_least(name)) for name, agreement in agreements.items()}

@@ -15,7 +15,7 @@ from typing import Final
 from sqlalchemy import Engine
 
 from vectormill.collections.generation_tables import find_ranges, keep_ranges
-from vectormill.domain.encoding import INT8, TRUNCATE, EncodingSpec
+from vectormill.domain.encoding import TRUNCATE, EncodingSpec
 from vectormill.domain.errors import ModelError
 from vectormill.vectors.quantization import Ranges, measure_ranges, widen_ranges
 from worker.engine.request import EncodeRequest, EncodeResult
@@ -50,7 +50,7 @@ class Calibrator:
         Do nothing for a spec without ranges. Raises what the engine raises, and ModelError if the sample gets
         no vectors.
         """
-        if spec.vector_type != INT8 or spec.fingerprint() in self._known:
+        if not spec.kept_type.has_ranges or spec.fingerprint() in self._known:
             return
         with self._lock:
             if spec.fingerprint() in self._known:
@@ -62,7 +62,11 @@ class Calibrator:
                 with self._database.begin() as connection:
                     keep_ranges(connection, spec, ranges)
                 logger.info(
-                    "Measured the int8 ranges of %s %s (%s).", spec.model, spec.revision, spec.fingerprint()
+                    "Measured the %s ranges of %s %s (%s).",
+                    spec.vector_type,
+                    spec.model,
+                    spec.revision,
+                    spec.fingerprint(),
                 )
             self._known.add(spec.fingerprint())
 

@@ -14,10 +14,10 @@ from vectormill.domain.encoding import LATE, PASSAGES, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import ModelError
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE, has_token_ids
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
-from vectormill.jobs.vector_failures import find_vector_failures
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
 from vectormill.vectors.representations import Representations
+from vectormill.vectors.vector_types import find_vector_failures
 from worker.batching.batch import OUTPUTS, PROMPT_LENGTH
 from worker.encoder.outputs import (
     BITS,

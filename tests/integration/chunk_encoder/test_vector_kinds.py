@@ -20,14 +20,14 @@ from tests.protocol import SPEC, dispatch_all, make_items, vector_of
 from tests.protocol import submit as submit_directly
 from tests.waiting import run_together
 from vectormill.collections.generation_tables import find_ranges, keep_ranges
-from vectormill.domain.encoding import VECTOR_TYPES
+from vectormill.domain.vector_type import VECTOR_TYPES
 from vectormill.jobs.export import read_results
 from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.job import Job
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from vectormill.ragged import Ragged
 from vectormill.vectors.quantization import Ranges, measure_ranges, quantize, widen_ranges
-from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, make_rows
+from vectormill.vectors.vector_types import make_rows
 from worker.chunk.calibrator import MARGIN_SHARE, Calibrator, read_sample
 from worker.engine.request import EncodeRequest, EncodeResult
 
@@ -65,7 +65,7 @@ def test_every_format_gives_the_rows_of_the_type(
     job = submit(client, ITEMS, collection=collection, options=options(vector_type))
     assert (job["options"]["vector_type"], job["options"]["pooling"]) == (vector_type, "mean")
     encode_waiting(engine)
-    expected = make_rows(VECTORS, VECTOR_TYPE_BY_NAME[vector_type], RANGES)
+    expected = make_rows(VECTORS, VECTOR_TYPES[vector_type], RANGES)
     path = f"/v1/jobs/{job['id']}/vectors"
 
     rows = [json.loads(line) for line in client.get(path).text.splitlines()]

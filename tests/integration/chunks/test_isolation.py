@@ -9,7 +9,8 @@ from sqlalchemy import Engine
 from tests.database import ask, execute, load_payload
 from tests.protocol import SPEC, claim, claim_next, dispatch_all, make_items, submit
 from vectormill.collections.generation_tables import keep_ranges
-from vectormill.domain.encoding import VECTOR_TYPES, EncodingSpec
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.vector_type import VECTOR_TYPES
 from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.chunks import split_chunk
 from vectormill.jobs.completion import complete_chunk
@@ -18,7 +19,7 @@ from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.jobs.jobs import find_job, retry_job
 from vectormill.ragged import Ragged
 from vectormill.vectors.quantization import Ranges
-from vectormill.vectors.vector_types import choose_vector_type, make_rows
+from vectormill.vectors.vector_types import make_rows
 
 DIMENSIONS = 384
 RANGES = Ranges(np.full(DIMENSIONS, -1, dtype=np.float32), np.full(DIMENSIONS, 1, dtype=np.float32))
@@ -79,9 +80,8 @@ def split_a_retried_chunk(engine: Engine, spec: EncodingSpec, size: int, collect
         complete_large(engine, half)
     blocks = list(read_results(engine, job.id))
     assert np.concatenate([block.present for block in blocks]).all()
-    expected = make_rows(
-        vectors_of(list(range(size))), choose_vector_type(spec, in_collection=collection is not None), RANGES
-    )
+    kind = spec.delivered_type if collection is None else spec.kept_type
+    expected = make_rows(vectors_of(list(range(size))), kind, RANGES)
     assert np.array_equal(np.concatenate([block.results for block in blocks]), expected)
     ended = ask(engine, find_job, job.id)
     assert (ended.state, ended.num_done, ended.num_open_chunks) == ("completed", size, 0)

@@ -29,12 +29,12 @@ from vectormill.collections.collections import create_collection, find_generatio
 from vectormill.collections.exports import Inclusion, read_pages
 from vectormill.collections.generation_tables import upsert_rows
 from vectormill.collections.items import find_item
-from vectormill.collections.row_kinds import take_objects
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CodebookMissing, InvalidOption, LeaseLost
 from vectormill.domain.task import DENSE, MULTI_VECTOR
 from vectormill.jobs.item import Items
 from vectormill.problems import ApiError
+from vectormill.results.kind import take_objects
 from vectormill.runs.samples import compare_results
 from vectormill.search.late_interaction import measure_maxsim
 from vectormill.settings import Settings

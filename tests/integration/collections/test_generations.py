@@ -34,7 +34,7 @@ from vectormill.collections.generations import (
     swap_generations,
 )
 from vectormill.db.locks import act_in_short_locks
-from vectormill.domain.encoding import INT8, EncodingSpec
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import (
     Conflict,
     GenerationNotFound,
@@ -432,7 +432,7 @@ def test_a_commit_into_a_generation_of_another_space_writes_nothing(engine: Engi
 def test_a_mismatch_names_what_only_one_side_has(engine: Engine) -> None:
     put(engine, "a")
     with pytest.raises(SpecMismatch, match="vector_type is 'float16', not 'int8'"):
-        put(engine, "b", spec=replace(SPEC, vector_type=INT8))
-    swap(engine, build(engine, replace(SPEC, vector_type=INT8)))
+        put(engine, "b", spec=replace(SPEC, vector_type="int8"))
+    swap(engine, build(engine, replace(SPEC, vector_type="int8")))
     with pytest.raises(SpecMismatch, match=r"\(vector_type is 'int8', not 'float16'\)"):
         put(engine, "b")

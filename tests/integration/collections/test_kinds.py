@@ -17,7 +17,6 @@ from vectormill.collections.collection import HNSW, CollectionOptions
 from vectormill.collections.collections import create_collection, find_generation
 from vectormill.collections.exports import Inclusion, compose_statement
 from vectormill.collections.items import find_item
-from vectormill.collections.row_kinds import choose_kind
 from vectormill.db.session import walk_plan
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import SpecMismatch, WrongKind
@@ -27,6 +26,7 @@ from vectormill.jobs.export import read_results
 from vectormill.jobs.item import UNSTORABLE_RECORD, Item, join_pair
 from vectormill.jobs.jobs import find_job, list_item_errors
 from vectormill.ragged import Ragged
+from vectormill.results.table import choose_kind
 
 PAIR = Item("pair", join_pair("einsätze".encode(), b"second"), b'{"page": 7}')
 KEEPING = CollectionOptions(keep_text=True)

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine
 
-from api.streams.row_streams import write_job
-from api.streams.vector_streams import start_reading
+from api.streams.row_streams import start_reading, write_job
 from tests.building import build, encode_all, swap
 from tests.database import ask, execute
 from tests.integration.collections.test_kinds import KEEPING, fill, select
@@ -22,7 +21,7 @@ from tests.protocol import SPEC, claim_next, make_items, submit
 from vectormill.collections.collections import create_collection, find_generation
 from vectormill.collections.exports import Inclusion, read_pages
 from vectormill.collections.items import find_item
-from vectormill.domain.encoding import FLOAT32, EncodingSpec
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.task import OUTPUTS
 from vectormill.jobs.chunk import ChunkOutcome, Claim
 from vectormill.jobs.chunks import split_chunk
@@ -45,7 +44,7 @@ SPARSE_ONLY = replace(MANY, outputs="sparse", dimensions=0, normalize=False, tok
 VECTORS_ONLY = replace(MANY, outputs="multi_vector", dimensions=0, normalize=False, sparse_dimensions=0)
 SPECS = pytest.mark.parametrize(
     "spec",
-    [MANY, SPARSE_ONLY, VECTORS_ONLY, replace(MANY, vector_type=FLOAT32)],
+    [MANY, SPARSE_ONLY, VECTORS_ONLY, replace(MANY, vector_type="float32")],
     ids=["all", "sparse", "multi", "float32"],
 )
 

@@ -28,18 +28,18 @@ from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import upsert_rows
 from vectormill.collections.indexes import find_record
 from vectormill.db.session import walk_plan
-from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Item
 from vectormill.runs.run import REINDEX
 from vectormill.search.filter import parse_filter
 from vectormill.search.filter_sql import compile_filter, name_filter_index
-from vectormill.vectors.vector_types import choose_vector_type, make_rows
+from vectormill.vectors.vector_types import make_rows
 
 NUM_ROWS = 1200
 
 
 def write(engine: Engine, generation: Generation, keys: list[str], seq: int = 5) -> None:
-    kind = choose_vector_type(SPEC, in_collection=True)
+    kind = SPEC.kept_type
     items = [Item(key, key.encode()) for key in keys]
     rows = make_rows(draw_vectors(len(keys)), kind, None)
     ask(engine, upsert_rows, generation.id, seq, items, rows, SPEC)
@@ -51,7 +51,7 @@ def describe(number: int) -> bytes:
 
 @pytest.mark.parametrize(
     ("vector_type", "operator_class"),
-    [(None, "halfvec_cosine_ops"), (FLOAT32, "vector_cosine_ops"), (BINARY, "bit_hamming_ops")],
+    [(None, "halfvec_cosine_ops"), ("float32", "vector_cosine_ops"), ("binary", "bit_hamming_ops")],
 )
 def test_a_live_collection_gets_the_index_that_its_searches_use(
     engine: Engine, vector_type: str | None, operator_class: str
@@ -106,7 +106,7 @@ def test_what_is_there_already_is_kept_and_another_run_changes_nothing(engine: E
     [
         ({"index_policy": "'auto'"}, {"index_rows": 5000}, SPEC, "from 5,000 rows on"),
         ({"index_policy": "'none'"}, {}, SPEC, "policy is none"),
-        ({"index_policy": "'hnsw'"}, {}, replace(SPEC, vector_type=INT8), "No index works for int8"),
+        ({"index_policy": "'hnsw'"}, {}, replace(SPEC, vector_type="int8"), "No index works for int8"),
     ],
 )
 def test_without_an_index_the_report_says_why(
@@ -173,7 +173,7 @@ def test_writers_and_searches_go_on_while_a_live_index_is_built(
     vectors = draw_vectors(6000, 64)
     generation = make_collection(engine, vectors)
     is_over, num_done, failures = threading.Event(), Counter[str](), list[BaseException]()
-    kind = choose_vector_type(generation.spec, in_collection=True)
+    kind = generation.spec.kept_type
 
     def go_on(name: str, act: Callable[[int], None]) -> None:
         number = 0
@@ -325,7 +325,7 @@ def find_used_indexes(engine: Engine, statement: str, values: dict[str, Any]) ->
 def test_a_vector_of_a_text_that_was_put_after_the_build_is_found(engine: Engine) -> None:
     generation = make_collection(engine, draw_vectors(NUM_ROWS))
     build_indexes(start_run(engine)[0], generation)
-    kind = choose_vector_type(SPEC, in_collection=True)
+    kind = SPEC.kept_type
     rows = make_rows(vector_of(b"late")[None], kind, None)
     with engine.begin() as connection:
         upsert_rows(connection, generation.id, 9, [Item("late", b"late")], rows, SPEC)

@@ -19,7 +19,6 @@ from tests.waiting import wait_for
 from vectormill.collections.collection import AUTO, HNSW
 from vectormill.collections.indexes import LIST_MAINTAINED, MaintainedCollection
 from vectormill.db.session import walk_plan
-from vectormill.domain.encoding import INT8
 from vectormill.runs.run import INDEX
 from vectormill.runs.runs import create_run
 from vectormill.settings import Settings
@@ -38,7 +37,7 @@ BOTH = replace(INDEXED, spec=MANY, operator_classes=("halfvec_cosine_ops", "spar
         (replace(TENDED, policy=HNSW), "the policy is hnsw"),
         (replace(TENDED, num_waiting=1000), "no index for"),  # puts
         (replace(TENDED, num_waiting=1001), None),  # a load, behind which it is built
-        (replace(TENDED, spec=replace(SPEC, vector_type=INT8)), None),
+        (replace(TENDED, spec=replace(SPEC, vector_type="int8")), None),
         (INDEXED, None),
         (replace(INDEXED, num_removed=250), None),
         (replace(INDEXED, num_removed=251), "20% of its rows"),

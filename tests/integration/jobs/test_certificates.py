@@ -29,8 +29,8 @@ from vectormill.domain.errors import ModelError, WrongJobState
 from vectormill.jobs.certificates import write_certificate_lines
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
 from vectormill.models.registry import Registry, make_spec
+from vectormill.results.kind import pack_objects, read_objects
 from vectormill.settings import ModelEntry, Settings
-from vectormill.vectors.records import pack_records, read_records
 from vectormill.vectors.representations import unpack
 from vectormill.workers.proofs import begin_period
 from worker.certificates.resampling import verify_job
@@ -245,7 +245,7 @@ def test_of_a_sample_every_output_and_every_record_is_compared(
 def _damage_own(connection: Connection, name: str) -> None:
     """Change one output of each of the first three items, or the first item's confidences by a hundredth."""
     stored = connection.execute(text("SELECT vectors FROM vectormill.chunk_vectors")).scalar_one()
-    rows = read_records(bytes(stored), 8)
+    rows = read_objects(bytes(stored), 8)
     if name == "rex":
         assert rows[0] is not None
         records = json.loads(rows[0])
@@ -257,7 +257,7 @@ def _damage_own(connection: Connection, name: str) -> None:
         rows[1] = replace(sparse, weights=sparse.weights * 1.5).pack()
         rows[2] = replace(tokens, vectors=tokens.vectors * np.float16(1.5)).pack()
     connection.execute(
-        text("UPDATE vectormill.chunk_vectors SET vectors = :rows"), {"rows": pack_records(rows)}
+        text("UPDATE vectormill.chunk_vectors SET vectors = :rows"), {"rows": pack_objects(rows)}
     )
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 from tests.commands import run as run_command
 from tests.database import ask
 from tests.integration.objects.conftest import Place
-from tests.kinds import RECORDS, SCORES, numbers_of, records_of
+from tests.kinds import MANY, RECORDS, SCORES, numbers_of, records_of
 from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.outputs import add_output, finish_all, keep_outputs
 from tests.protocol import SPEC, make_items, submit, vector_of
@@ -237,6 +237,12 @@ def test_a_package_that_is_not_there_is_named_with_its_extra(capsys: pytest.Capt
 def test_qdrant_is_given_no_results_that_it_cannot_compare(spec: EncodingSpec, sentence: str) -> None:
     with pytest.raises(InvalidOption, match=sentence):
         refuse_unfit(spec)
+
+
+def test_an_output_of_sparse_weights_is_refused_by_postgres_in_a_sentence(database_url: str) -> None:
+    sentence = "has dense,sparse,multi_vector, and a load into Postgres takes dense vectors"
+    with pytest.raises(InvalidOption, match=sentence), open_postgres(database_url, "papers", MANY):
+        pass
 
 
 def test_an_output_without_rows_is_no_load(engine: Engine, tmp_path: Path, database_url: str) -> None:

@@ -24,14 +24,14 @@ from vectormill.collections.generation_tables import upsert_rows
 from vectormill.db.session import walk_plan
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Item
-from vectormill.vectors.vector_types import choose_vector_type, make_rows
+from vectormill.vectors.vector_types import make_rows
 
 PATH = "/v1/collections/docs/export"
 
 
 def fill(engine: Engine, num_rows: int, spec: EncodingSpec = SPEC) -> None:
     """Rows of which every third has metadata, and every fifth a text that is kept."""
-    kind = choose_vector_type(spec, in_collection=True)
+    kind = spec.kept_type
     drawn = np.random.default_rng(5).standard_normal((num_rows, spec.dimensions)).astype(np.float32)
     items = [
         Item(f"k{number:06}", b"text %d" % number, b'{"n": %d}' % number if number % 3 == 0 else b"")

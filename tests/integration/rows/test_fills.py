@@ -38,21 +38,23 @@ from vectormill.collections.generations import discard_generation, prune_retired
 from vectormill.collections.indexes import analyze_table
 from vectormill.collections.items import delete_items
 from vectormill.collections.removals import drop_orphaned_tables, remove_collection
-from vectormill.collections.row_kinds import choose_kind, take_objects
 from vectormill.collections.tombstones import delete_scrubbed
-from vectormill.domain.encoding import VECTOR_TYPES, EncodingSpec
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict
 from vectormill.domain.task import RECORD, REPRESENTATIONS, VECTOR
+from vectormill.domain.vector_type import VECTOR_TYPES
 from vectormill.jobs.chunk import Claim
 from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure, Items
 from vectormill.jobs.job import Job, NewJob
 from vectormill.jobs.jobs import draw_seq
 from vectormill.jobs.submission import JobWriter
+from vectormill.results.kind import take_objects
+from vectormill.results.records import group_records
+from vectormill.results.table import choose_kind
 from vectormill.runs.run import COMPLETED
 from vectormill.settings import Settings
 from vectormill.vectors.quantization import measure_ranges
-from vectormill.vectors.records import group_records
-from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, make_rows
+from vectormill.vectors.vector_types import make_rows
 from vectormill.workers.proofs import begin_period, fail_period
 
 KEEPING = CollectionOptions(keep_text=True)
@@ -133,7 +135,7 @@ def test_copied_rows_are_those_that_an_upsert_writes(
     columns = replace(Items.of(items), places=[*range(3, len(items) + 3)])
     if spec.result == VECTOR:
         vectors = np.random.default_rng(3).standard_normal((len(items), spec.dimensions)).astype(np.float32)
-        results: Any = make_rows(vectors, VECTOR_TYPE_BY_NAME[str(spec.vector_type)], measure_ranges(vectors))
+        results: Any = make_rows(vectors, VECTOR_TYPES[str(spec.vector_type)], measure_ranges(vectors))
     elif spec.result == RECORD:
         ragged = results_of(spec, items)
         results = take_objects([group_records(ragged.row(place).tobytes()) for place in range(len(items))])

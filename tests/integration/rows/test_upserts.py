@@ -12,10 +12,10 @@ from tests.protocol import SPEC
 from vectormill.collections import generation_tables
 from vectormill.collections.collections import open_collection
 from vectormill.collections.generation_tables import attributes_name, table_name, upsert_rows
-from vectormill.domain.encoding import FLOAT16, VECTOR_TYPES
+from vectormill.domain.vector_type import VECTOR_TYPES
 from vectormill.jobs.item import Item, Items
 from vectormill.vectors.quantization import measure_ranges
-from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, Rows, make_rows, read_columns
+from vectormill.vectors.vector_types import Rows, make_rows, read_columns
 
 DIMENSIONS = 13
 ODD_KEYS = [
@@ -31,7 +31,7 @@ VECTORS = np.random.default_rng(3).standard_normal((len(ITEMS), DIMENSIONS)).ast
 def write(
     engine: Engine, vector_type: str, items: list[Item], vectors: np.ndarray, *, job_seq: int, keep_text: bool
 ) -> int:
-    kind = VECTOR_TYPE_BY_NAME[vector_type]
+    kind = VECTOR_TYPES[vector_type]
     spec = replace(SPEC, dimensions=DIMENSIONS, vector_type=vector_type)
     with engine.begin() as connection:
         generation = open_collection(connection, "docs", spec)
@@ -41,7 +41,7 @@ def write(
 
 
 def read(connection: Connection, generation_id: int, vector_type: str) -> dict[str, tuple[object, ...]]:
-    kind = VECTOR_TYPE_BY_NAME[vector_type]
+    kind = VECTOR_TYPES[vector_type]
     found = connection.execute(
         text(f"""
             SELECT live.key, live.content_hash, live.job_seq, kept.metadata, kept.metadata_hash, kept.text,
@@ -54,7 +54,7 @@ def read(connection: Connection, generation_id: int, vector_type: str) -> dict[s
 
 
 def _numbers(wire: bytes, vector_type: str) -> list[float]:
-    row: Rows = read_columns(bytes(wire), VECTOR_TYPE_BY_NAME[vector_type], DIMENSIONS)[0]
+    row: Rows = read_columns(bytes(wire), VECTOR_TYPES[vector_type], DIMENSIONS)[0]
     numbers: list[float] = row.tolist()
     return numbers
 
@@ -62,7 +62,7 @@ def _numbers(wire: bytes, vector_type: str) -> list[float]:
 def expect(
     items: list[Item], vectors: np.ndarray, vector_type: str, job_seq: int, *, keep_text: bool
 ) -> dict[str, tuple[object, ...]]:
-    rows = make_rows(vectors, VECTOR_TYPE_BY_NAME[vector_type], measure_ranges(VECTORS))
+    rows = make_rows(vectors, VECTOR_TYPES[vector_type], measure_ranges(VECTORS))
     return {
         item.key: (
             item.content_hash(),
@@ -88,15 +88,15 @@ def test_rows_hold_what_their_items_say(engine: Engine, vector_type: str, keep_t
 def test_a_chunk_that_is_written_in_parts_leaves_the_same_rows(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(engine, FLOAT16, ITEMS[:4], VECTORS[4:8], job_seq=9, keep_text=True)
+    write(engine, "float16", ITEMS[:4], VECTORS[4:8], job_seq=9, keep_text=True)
     monkeypatch.setattr(
-        generation_tables, "MAX_ARRAY_BYTES", 3 * VECTOR_TYPE_BY_NAME[FLOAT16].column_bytes(DIMENSIONS)
+        generation_tables, "MAX_ARRAY_BYTES", 3 * VECTOR_TYPES["float16"].column_bytes(DIMENSIONS)
     )
-    generation_id = write(engine, FLOAT16, ITEMS, VECTORS, job_seq=5, keep_text=True)
+    generation_id = write(engine, "float16", ITEMS, VECTORS, job_seq=5, keep_text=True)
     with engine.connect() as connection:
-        newer = expect(ITEMS[:4], VECTORS[4:8], FLOAT16, 9, keep_text=True)
-        older = expect(ITEMS, VECTORS, FLOAT16, 5, keep_text=True)
-        assert read(connection, generation_id, FLOAT16) == older | newer
+        newer = expect(ITEMS[:4], VECTORS[4:8], "float16", 9, keep_text=True)
+        older = expect(ITEMS, VECTORS, "float16", 5, keep_text=True)
+        assert read(connection, generation_id, "float16") == older | newer
 
 
 @pytest.mark.parametrize("part_rows", [3, 100])
@@ -104,7 +104,7 @@ def test_a_chunk_that_is_written_in_parts_leaves_the_same_rows(
 def test_of_items_with_one_key_the_last_is_written(
     engine: Engine, vector_type: str, part_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = VECTOR_TYPE_BY_NAME[vector_type].column_bytes(DIMENSIONS)
+    size = VECTOR_TYPES[vector_type].column_bytes(DIMENSIONS)
     monkeypatch.setattr(generation_tables, "MAX_ARRAY_BYTES", part_rows * size)
     items = [replace(ITEMS[place % 4], text=b"text %d" % place) for place in range(len(ITEMS))]
     generation_id = write(engine, vector_type, items, VECTORS, job_seq=5, keep_text=True)

@@ -21,7 +21,7 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Item
 from vectormill.ragged import Ragged
 from vectormill.vectors.quantization import quantize, restore
-from vectormill.vectors.vector_types import choose_vector_type, make_rows
+from vectormill.vectors.vector_types import make_rows
 from worker.chunk.calibrator import Calibrator
 from worker.engine.request import EncodeRequest, EncodeResult
 
@@ -75,7 +75,7 @@ def vectors(model: "SentenceTransformer") -> np.ndarray:
 
 def fill(engine: Engine, spec: EncodingSpec, vectors: np.ndarray, encoding: RealEngine) -> None:
     Calibrator(engine, encoding.encode).prepare(spec, threading.Event())
-    kind = choose_vector_type(spec, in_collection=True)
+    kind = spec.kept_type
     items = [Item(str(number), str(number).encode()) for number in range(len(vectors))]
     generation = ask(engine, open_collection, "docs", spec)
     rows = make_rows(vectors, kind, ask(engine, find_ranges, spec))

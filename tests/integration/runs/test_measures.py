@@ -11,13 +11,13 @@ from tests.protocol import SPEC, make_items, submit
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import find_generation, open_collection
 from vectormill.collections.generation_tables import upsert_rows
-from vectormill.collections.row_kinds import take_objects
-from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.jobs.item import Item
+from vectormill.results.kind import take_objects
 from vectormill.runs.checks import measure_recall, scan_results
 from vectormill.runs.samples import compare_sample, sample_texts
 from vectormill.settings import Settings
-from vectormill.vectors.vector_types import choose_vector_type, make_rows
+from vectormill.vectors.vector_types import make_rows
 
 
 def nothing() -> None:
@@ -39,7 +39,7 @@ def docs(engine: Engine) -> Generation:
 def fill(engine: Engine, spec: EncodingSpec, num_rows: int = 3000) -> Generation:
     drawn = np.random.default_rng(3).standard_normal((num_rows, spec.dimensions)).astype(np.float32)
     drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
-    kind = choose_vector_type(spec, in_collection=True)
+    kind = spec.kept_type
     items = [Item(str(number), b"%d" % number) for number in range(num_rows)]
     with engine.begin() as connection:
         generation = open_collection(connection, "docs", spec)
@@ -51,7 +51,7 @@ def fill(engine: Engine, spec: EncodingSpec, num_rows: int = 3000) -> Generation
 
 @pytest.mark.parametrize(
     ("vector_type", "operators"),
-    [(None, "halfvec_cosine_ops"), (FLOAT32, "vector_cosine_ops"), (BINARY, "bit_hamming_ops")],
+    [(None, "halfvec_cosine_ops"), ("float32", "vector_cosine_ops"), ("binary", "bit_hamming_ops")],
 )
 def test_recall_is_measured_against_an_exact_search_of_the_same_rows(
     engine: Engine, vector_type: str | None, operators: str
@@ -91,7 +91,7 @@ def test_the_index_of_sparse_weights_is_not_taken_for_that_of_dense_vectors(engi
 
 
 def test_codes_have_no_index_that_serves(engine: Engine) -> None:
-    spec = EncodingSpec("fake", "1", "mean", True, 8, "", 64, vector_type=INT8)
+    spec = EncodingSpec("fake", "1", "mean", True, 8, "", 64, vector_type="int8")
     generation = ask(engine, open_collection, "codes", spec)
     assert measure_recall(engine, generation, check=nothing) is None
 

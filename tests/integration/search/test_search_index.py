@@ -11,7 +11,7 @@ from tests.protocol import SPEC
 from vectormill.collections.collections import open_collection
 from vectormill.collections.generation_tables import upsert_rows
 from vectormill.jobs.item import Item
-from vectormill.vectors.vector_types import choose_vector_type, make_rows
+from vectormill.vectors.vector_types import make_rows
 
 NUM_ROWS = 4000
 LIMIT = 200
@@ -27,7 +27,7 @@ def vectors() -> npt.NDArray[np.float32]:
 
 @pytest.fixture
 def table(engine: Engine, vectors: npt.NDArray[np.float32]) -> str:
-    kind = choose_vector_type(SPEC, in_collection=True)
+    kind = SPEC.kept_type
     items = [Item(str(number), b"text %d" % number) for number in range(NUM_ROWS)]
     with engine.begin() as connection:
         generation = open_collection(connection, "docs", SPEC)

@@ -13,13 +13,13 @@ from tests.protocol import SPEC, claim_next, complete, make_items, submit, vecto
 from vectormill.client import Client
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generation_tables import keep_ranges
-from vectormill.domain.encoding import BINARY, VECTOR_TYPES
 from vectormill.domain.errors import Conflict
+from vectormill.domain.vector_type import VECTOR_TYPES
 from vectormill.problems import ApiError
 from vectormill.search.matches import find_matches
 from vectormill.search.search import Search
 from vectormill.vectors.quantization import Ranges
-from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, make_rows
+from vectormill.vectors.vector_types import make_rows
 
 RANGES = Ranges(np.full(8, -0.9, dtype=np.float32), np.full(8, 0.9, dtype=np.float32))
 ITEMS = make_items(40)
@@ -43,13 +43,13 @@ def test_a_row_s_own_vector_finds_what_is_like_it(engine: Engine, vector_type: s
         asked = client.search("docs", embedding=vector_of(ITEMS[3].text).tolist(), limit=6)
     assert own["key"] == "k3"
     assert own["score"] == pytest.approx(1, abs=1e-3)
-    rows = make_rows(vector_of(ITEMS[3].text)[None], VECTOR_TYPE_BY_NAME[vector_type], RANGES)
+    rows = make_rows(vector_of(ITEMS[3].text)[None], VECTOR_TYPES[vector_type], RANGES)
     # The digits tell the very numbers that an export gives.
     assert np.array_equal(np.array(own["embedding"], dtype=rows.dtype), rows[0])
     expected = [match["score"] for match in asked][1:]
     np.testing.assert_allclose([match["score"] for match in alike], expected, atol=0.02)
     assert "k3" not in [match["key"] for match in alike]
-    if vector_type == BINARY:
+    if vector_type == "binary":
         assert all(match["score"] * 4 == int(match["score"] * 4) for match in alike)  # of 8 bits
 
 

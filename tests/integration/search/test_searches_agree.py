@@ -33,15 +33,16 @@ from vectormill.collections.index_plan import (
     IS_TOO_LONG,
     MOST_INDEXED_WEIGHTS,
     WEIGHTS_BYTES,
-    choose_comparison,
+    find_operator_class,
 )
 from vectormill.collections.indexes import name_weights_index
-from vectormill.collections.row_kinds import take_objects
 from vectormill.db.session import driver_of
-from vectormill.domain.encoding import BINARY, DOT, FLOAT32, INT8, EncodingSpec
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import SearchTimeout
 from vectormill.domain.task import DENSE, MULTI_VECTOR, OUTPUTS, SPARSE
+from vectormill.domain.vector_type import DOT, VECTOR_TYPES
 from vectormill.jobs.item import Item
+from vectormill.results.kind import take_objects
 from vectormill.search.filter import parse_filter
 from vectormill.search.filter_sql import TEXT_INDEX, define_filter_indexes, name_text_index
 from vectormill.search.matches import find_matches
@@ -50,7 +51,7 @@ from vectormill.search.search import BY_TEXT, BY_VECTOR, HYBRID, METADATA, TEXT,
 from vectormill.vectors.quantization import Ranges, quantize
 from vectormill.vectors.representations import Representations
 from vectormill.vectors.residual_codes import Codebook, find_digest, restore
-from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, choose_vector_type, make_rows
+from vectormill.vectors.vector_types import make_rows
 
 NUM_ROWS: Final = 700
 # The passages of one document: more than 4 times the least depth of a ranking.
@@ -103,16 +104,18 @@ KINDS: Final = {
     "halves indexed": Kind(
         replace(DENSE_ALONE, model="halves"), NUM_ROWS, has_indexes=True, has_more_indexes=True
     ),
-    "floats by product": Kind(replace(DENSE_ALONE, vector_type=FLOAT32, similarity=DOT)),
+    "floats by product": Kind(replace(DENSE_ALONE, vector_type="float32", similarity=DOT)),
     "floats by product indexed": Kind(
-        replace(DENSE_ALONE, vector_type=FLOAT32, similarity=DOT), has_indexes=True
+        replace(DENSE_ALONE, vector_type="float32", similarity=DOT), has_indexes=True
     ),
-    "codes of int8": Kind(replace(DENSE_ALONE, vector_type=INT8)),
-    "signs indexed": Kind(replace(DENSE_ALONE, vector_type=BINARY), has_indexes=True, has_more_indexes=True),
+    "codes of int8": Kind(replace(DENSE_ALONE, vector_type="int8")),
+    "signs indexed": Kind(
+        replace(DENSE_ALONE, vector_type="binary"), has_indexes=True, has_more_indexes=True
+    ),
     "several": Kind(replace(SEVERAL, model="several"), NUM_ROWS),
     "several indexed": Kind(replace(SEVERAL, model="several"), NUM_ROWS, has_indexes=True),
     "several floats indexed": Kind(
-        replace(SEVERAL, vector_type=FLOAT32, similarity=DOT), 120, has_indexes=True
+        replace(SEVERAL, vector_type="float32", similarity=DOT), 120, has_indexes=True
     ),
     "weights and codes indexed": Kind(
         replace(SEVERAL, outputs="sparse,multi_vector", dimensions=0),
@@ -294,7 +297,7 @@ def write_rows(connection: Connection, generation: Generation, rows: Sequence[Ro
     spec = generation.spec
     if spec.outputs == DENSE:
         dense = np.array([row.vectors.dense for row in rows])
-        results: Any = make_rows(dense, choose_vector_type(spec, in_collection=True), RANGES)
+        results: Any = make_rows(dense, spec.kept_type, RANGES)
     else:
         results = take_objects([row.vectors.pack() for row in rows])
     is_kept = np.array([row.text is not None for row in rows])
@@ -313,7 +316,7 @@ def write_rows(connection: Connection, generation: Generation, rows: Sequence[Ro
 def index_vectors(connection: Connection, generation: Generation) -> None:
     table, spec = f"vectormill.{generation.table_name}", generation.spec
     if spec.has_output(DENSE):
-        operators = choose_comparison(spec).operator_class
+        operators, _ = find_operator_class(spec.kept_type, spec.dimensions, spec.similarity)
         connection.execute(text(f"CREATE INDEX ON {table} USING hnsw (embedding {operators})"))
     if spec.has_output(SPARSE):
         few = name_weights_index(generation.id)
@@ -375,15 +378,15 @@ def code(row: Row, codebook: Codebook) -> Row:
 
 def show_dense(row: Row, spec: EncodingSpec) -> list[Any]:
     dense = row.vectors.dense[np.newaxis]
-    if spec.vector_type == INT8:
+    if spec.vector_type == "int8":
         return list(quantize(dense, RANGES)[0].tolist())
-    kind = VECTOR_TYPE_BY_NAME[BINARY if spec.vector_type == BINARY else FLOAT32]
+    kind = VECTOR_TYPES["binary" if spec.vector_type == "binary" else "float32"]
     return list(make_rows(dense, kind, None)[0].tolist())
 
 
 def make_searched(engine: Engine, name: str, seed: int) -> Searched:
     kind = KINDS[name]
-    if kind.spec.vector_type == INT8:
+    if kind.spec.vector_type == "int8":
         ask(engine, keep_ranges, kind.spec, RANGES)
     generation, rows, worded = ask(engine, fill, name, seed)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
@@ -392,7 +395,7 @@ def make_searched(engine: Engine, name: str, seed: int) -> Searched:
     corpus = Corpus(
         {row.key: row for row in rows},
         kind.spec.similarity == DOT,
-        kind.spec.vector_type == BINARY,
+        kind.spec.vector_type == "binary",
         worded.__getitem__,
     )
     sorts = {

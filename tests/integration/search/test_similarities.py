@@ -13,27 +13,30 @@ from vectormill.collections.collection import Generation
 from vectormill.collections.collections import open_collection
 from vectormill.collections.generation_tables import keep_ranges, upsert_rows
 from vectormill.collections.generations import open_target_generation
-from vectormill.collections.index_plan import COMPARISONS, choose_comparison, find_operator_class
-from vectormill.domain.encoding import BINARY, COSINE, DOT, FLOAT16, FLOAT32, INT8, EncodingSpec
+from vectormill.collections.index_plan import find_operator_class
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.vector_type import COSINE, DOT, VECTOR_TYPES
 from vectormill.jobs.item import Item
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from vectormill.runs.checks import measure_recall
 from vectormill.search.matches import find_matches
 from vectormill.search.search import Search
 from vectormill.vectors.quantization import measure_ranges, quantize, restore
-from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, make_rows
+from vectormill.vectors.vector_types import make_rows
 
 NUM_ROWS: Final = 400
 DIMENSIONS: Final = 16
 # Rows that former releases stored without a direction.
 BROKEN: Final = ("zero", "zero too")
 CASES: Final = [
-    (*case, has_index)
-    for case, comparison in COMPARISONS.items()
+    (name, similarity, has_index)
+    for name, kind in VECTOR_TYPES.items()
+    for similarity in kind.distances
     for has_index in (False, True)
-    if comparison.operator_class or not has_index  # no index serves int8 codes
+    if kind.most_indexed or not has_index  # no index serves codes
 ]
-TOLERANCES: Final = {FLOAT32: 1e-5, FLOAT16: 1e-3, INT8: 1e-5, BINARY: 1e-6}
+# Of what is rounded to float16, and of all others.
+TOLERANCES: Final = {True: 1e-3, False: 1e-5}
 
 
 def draw_vectors(num_rows: int = NUM_ROWS) -> npt.NDArray[np.float32]:
@@ -51,7 +54,7 @@ def fill(engine: Engine, vectors: npt.NDArray[np.float32], spec: EncodingSpec) -
     with engine.begin() as connection:
         keep_ranges(connection, spec, ranges)
         generation = open_collection(connection, "docs", spec)
-        rows = make_rows(stored, VECTOR_TYPE_BY_NAME[spec.vector_type or FLOAT16], ranges)
+        rows = make_rows(stored, spec.kept_type, ranges)
         upsert_rows(connection, generation.id, 1, items, rows, spec)
     return generation
 
@@ -59,7 +62,7 @@ def fill(engine: Engine, vectors: npt.NDArray[np.float32], spec: EncodingSpec) -
 def compute_scores(
     vectors: npt.NDArray[np.float32], query: npt.NDArray[np.float32], vector_type: str, similarity: str
 ) -> npt.NDArray[np.float32]:
-    if vector_type == BINARY:
+    if vector_type == "binary":
         vectors, query = np.sign(vectors), np.sign(query)
     products: npt.NDArray[np.float32] = vectors @ query
     lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(query)
@@ -84,15 +87,14 @@ def test_rows_are_found_and_scored_as_numpy_compares_them(
     )
     vectors = draw_vectors()
     generation = fill(engine, vectors, spec)
-    if vector_type == INT8:
+    if vector_type == "int8":
         ranges = measure_ranges(vectors)
         vectors = restore(quantize(vectors, ranges), ranges)
-    comparison, _ = find_operator_class(vector_type, DIMENSIONS, similarity)
+    operator_class, _ = find_operator_class(VECTOR_TYPES[vector_type], DIMENSIONS, similarity)
     if has_index:
-        assert comparison is not None
         with engine.begin() as connection:
             statement = f"CREATE INDEX mine ON vectormill.{generation.table_name} USING hnsw (embedding {{}})"
-            connection.execute(text(statement.format(comparison.operator_class)))
+            connection.execute(text(statement.format(operator_class)))
         recall = measure_recall(engine, generation, check=lambda: None)
         assert recall is not None
         assert recall.value > 0.95, "the index serves what an exact search finds"
@@ -106,7 +108,7 @@ def test_rows_are_found_and_scored_as_numpy_compares_them(
     few = search(engine, generation, *((Search(limit=10), query) for query in queries), setting=setting)
     for number, query in enumerate(queries):
         expected = compute_scores(vectors, query, vector_type, similarity)
-        tolerance = TOLERANCES[vector_type] * float(np.abs(expected).max())
+        tolerance = TOLERANCES[VECTOR_TYPES[vector_type].is_half] * float(np.abs(expected).max())
         for found in (way[number] for way in ways):
             scores = {match["key"]: match["score"] for match in found["data"] if match["key"] not in BROKEN}
             assert list(scores.values()) == sorted(scores.values(), reverse=True)
@@ -118,7 +120,7 @@ def test_rows_are_found_and_scored_as_numpy_compares_them(
         assert (few[number]["num_rows_read"] is None) == has_index
     (alike,) = search(engine, generation, (Search(limit=5, like="k3"), None))
     expected = compute_scores(vectors, vectors[3], vector_type, similarity)
-    tolerance = TOLERANCES[vector_type] * float(np.abs(expected).max())
+    tolerance = TOLERANCES[VECTOR_TYPES[vector_type].is_half] * float(np.abs(expected).max())
     others = np.sort(np.delete(expected, 3))[::-1][:5]
     np.testing.assert_allclose([match["score"] for match in alike["data"]], others, atol=2 * tolerance)
 
@@ -139,9 +141,9 @@ def test_a_collection_keeps_its_similarity_until_another_generation_is_built(eng
     ("options", "similarity"),
     [
         ({}, DOT),
-        ({"vector_type": INT8}, DOT),
+        ({"vector_type": "int8"}, DOT),
         ({"normalize": True}, COSINE),  # at length 1 both are equal
-        ({"vector_type": BINARY}, COSINE),  # signs have no length
+        ({"vector_type": "binary"}, COSINE),  # signs have no length
     ],
 )
 def test_a_model_of_inner_products_is_compared_so_where_its_vectors_have_a_length(
@@ -156,5 +158,5 @@ def test_what_is_compared_otherwise_is_the_same_vector_space() -> None:
     assert by_product.fingerprint() == SPEC.fingerprint()
     assert EncodingSpec.from_json(by_product.to_json()) == by_product
     assert "similarity" not in SPEC.to_json()
-    assert choose_comparison(by_product).operator_class == "halfvec_ip_ops"
+    assert find_operator_class(by_product.kept_type, 8, DOT)[0] == "halfvec_ip_ops"
     assert replace(by_product, outputs="dense,sparse").narrow(["sparse"]).similarity == COSINE

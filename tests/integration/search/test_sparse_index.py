@@ -19,10 +19,10 @@ from vectormill.collections.collection import Generation
 from vectormill.collections.collections import open_collection
 from vectormill.collections.generation_tables import upsert_rows
 from vectormill.collections.indexes import find_record, name_weights_index
-from vectormill.collections.row_kinds import take_objects
 from vectormill.db.session import walk_plan
 from vectormill.domain.task import DENSE, MULTI_VECTOR, SPARSE
 from vectormill.jobs.item import Item
+from vectormill.results.kind import take_objects
 from vectormill.search.matches import Finder, find_matches, make_queries
 from vectormill.search.rankings import Depth, Plans, Ranking
 from vectormill.search.search import Deadline, Search

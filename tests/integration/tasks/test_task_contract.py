@@ -26,7 +26,7 @@ from tests.integration.tasks.kinds import KINDS, MAX_CHARS, Item, Kind, are_alik
 from tests.models import DEVICE
 from tests.protocol import claim_next
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.task import RESULT_ROUTES, TASKS
+from vectormill.domain.task import RESULTS, TASKS
 from vectormill.jobs.chunks import split_chunk
 from vectormill.jobs.item import ENCODING_FAILED, OUT_OF_MEMORY, ItemFailure
 from vectormill.jobs.jobs import retry_job
@@ -214,7 +214,7 @@ def submit(client: httpx.Client, subject: Subject, items: list[Item]) -> dict[st
 def read_results(client: httpx.Client, job: dict[str, Any], **parameters: Any) -> dict[str, Any]:
     """By key, without it; the same in every format that has rows."""
     task = TASKS[job["options"].get("task", "embed")]
-    path = f"/v1/jobs/{job['id']}/{RESULT_ROUTES[task.result]}"
+    path = f"/v1/jobs/{job['id']}/{RESULTS[task.result].route}"
     lines = client.get(path, params=parameters)
     assert lines.status_code == 200, lines.text
     rows = [json.loads(line) for line in lines.text.splitlines()]
@@ -309,7 +309,7 @@ def test_results_survive_a_retry_and_a_split(client: httpx.Client, engine: Engin
     assert sorted({f"k{number}" for number in range(len(items))} - before.keys()) == sorted(firsts)
     with engine.begin() as connection:
         retry_job(connection, job["id"])
-    again = client.get(f"/v1/jobs/{job['id']}/{RESULT_ROUTES[TASKS[kind.task].result]}")
+    again = client.get(f"/v1/jobs/{job['id']}/{RESULTS[TASKS[kind.task].result].route}")
     assert again.status_code == 409, "the job is open again"
     partial = read_results(client, job, partial=True)
     assert partial == before

@@ -15,9 +15,9 @@ from api.streams.row_streams import (
     choose_group_bytes,
     gather_pages,
     make_pages,
+    start_reading,
     write_job,
 )
-from api.streams.vector_streams import start_reading
 from tests.jobs import JOB, make_completed_job
 from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.jobs.export import ResultBlock

@@ -11,17 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.streams.result_columns import describe_first
-from api.streams.row_streams import write_job
-from api.streams.vector_streams import PIECE_BYTES, start_reading
+from api.streams.row_streams import PIECE_BYTES, start_reading, write_job
 from tests.jobs import make_completed_job
-from vectormill.collections.row_kinds import take_objects
 from vectormill.domain.errors import JobNotFound
 from vectormill.domain.task import EXTRACT, JUDGE
 from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.jobs.export import ResultBlock
 from vectormill.jobs.job import Job
 from vectormill.objects.manifest import make_part_schema
+from vectormill.results.kind import take_objects
+from vectormill.results.table import describe_first
 
 # What a model's files may call its labels.
 LABELS = ("", "a.b", 'no "quotes"', "日本 \U0001f600", "score", "list.element")

@@ -11,8 +11,8 @@ from vectormill.collections.index_plan import (
     plan_index,
     plan_sparse_index,
 )
-from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
 from vectormill.domain.errors import InvalidOption
+from vectormill.domain.vector_type import VECTOR_TYPES
 
 GIB = 1024 * MIB
 BY_ITSELF = IndexSettings()
@@ -22,7 +22,7 @@ ROOM = ServerCapacity(16 * GIB, "its /proc/meminfo", 8, 64 * MIB, 2, 8)
 def plan(
     num_rows: int = 100_000,
     dimensions: int = 384,
-    vector_type: str = FLOAT16,
+    vector_type: str = "float16",
     chosen: IndexSettings = BY_ITSELF,
     capacity: ServerCapacity = ROOM,
     *,
@@ -31,7 +31,7 @@ def plan(
     return plan_index(
         num_rows,
         dimensions,
-        vector_type,
+        VECTOR_TYPES[vector_type],
         chosen,
         capacity,
         is_live=is_live,
@@ -42,12 +42,12 @@ def plan(
 
 def test_the_operator_class_is_that_of_the_search() -> None:
     cases: list[tuple[str, int, str | None]] = [
-        (FLOAT16, 4000, "halfvec_cosine_ops"),
-        (FLOAT32, 2000, "vector_cosine_ops"),
-        (BINARY, 64_000, "bit_hamming_ops"),
-        (FLOAT16, 4001, None),  # pgvector's own limits
-        (FLOAT32, 2001, None),
-        (INT8, 384, None),  # searched by an expression
+        ("float16", 4000, "halfvec_cosine_ops"),
+        ("float32", 2000, "vector_cosine_ops"),
+        ("binary", 64_000, "bit_hamming_ops"),
+        ("float16", 4001, None),  # pgvector's own limits
+        ("float32", 2001, None),
+        ("int8", 384, None),  # searched by an expression
     ]
     for vector_type, dimensions, expected in cases:
         made = plan(dimensions=dimensions, vector_type=vector_type)

@@ -5,6 +5,7 @@ import statistics
 import pytest
 
 from vectormill.domain.encoding import DEFAULT_MODEL, PASSAGES, EncodingOptions
+from vectormill.domain.vector_type import DEFAULT_IN_COLLECTION, DEFAULT_TYPE
 from vectormill.jobs.item import Item, Items
 from vectormill.models.registry import Registry, make_spec
 from vectormill.quotes import quote as quoting
@@ -139,8 +140,8 @@ def test_few_or_odd_measurements_give_a_wide_interval_and_no_negative_cost() -> 
 
 def test_scores_have_no_index_and_no_time_is_told_without_a_rate() -> None:
     rows = Estimate.exact(1000)
-    scores = estimate_sizes(Workload(rows, rows, "float32", 3, 100, has_vectors=False), None, 4)
-    vectors = estimate_sizes(Workload(rows, rows, "float32", 3, 100), RATE, 4)
+    scores = estimate_sizes(Workload(rows, rows, DEFAULT_TYPE, 3, 100, has_vectors=False), None, 4)
+    vectors = estimate_sizes(Workload(rows, rows, DEFAULT_TYPE, 3, 100), RATE, 4)
     assert (scores["index_bytes"], scores["index_seconds"], scores["seconds"]) == (None, None, None)
     assert scores["index_reason"]
     assert not vectors["index_reason"]
@@ -168,7 +169,9 @@ def test_the_estimate_of_an_index_holds_what_builds_took() -> None:
         (100_000, (8, 32), 2, 20.8),
         (5_000_000, (8, 32), 2, 1250),
     ):
-        load = Workload(Estimate.exact(num_rows), Estimate.exact(17), "float16", 384, 80, graph=graph)
+        load = Workload(
+            Estimate.exact(num_rows), Estimate.exact(17), DEFAULT_IN_COLLECTION, 384, 80, graph=graph
+        )
         told = estimate_sizes(load, None, cores)["index_seconds"]
         assert told.least < seconds < told.most, (num_rows, graph)
         assert told.most < 2.5 * told.least, "an interval that holds everything tells nothing"

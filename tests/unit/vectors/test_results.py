@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vectormill.ragged import Ragged
-from vectormill.vectors.records import pack_records, read_records
-from vectormill.vectors.scores import describe_numbers
+from vectormill.results.kind import pack_objects, read_objects
+from vectormill.results.scores import describe_numbers
 
 NUMBERS = np.array([[0.25, 0.75], [0.9, 0.1]], dtype=np.float32)
 
@@ -37,9 +37,9 @@ def test_numbers_are_written_with_as_many_digits_as_tell_them_apart() -> None:
 
 def test_records_are_read_as_they_were_packed() -> None:
     records = [b"[]", None, b'[{"a":"\xe4\xba\xba"}]', b""]
-    assert read_records(pack_records(records), 4) == records
+    assert read_objects(pack_objects(records), 4) == records
     for nothing in (None, b""):
-        assert read_records(nothing, 2) == [None, None]
+        assert read_objects(nothing, 2) == [None, None]
 
 
 ROWS = st.lists(st.lists(st.integers(0, 1000), max_size=5), max_size=8)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from vectormill.domain.encoding import VECTOR_TYPES
+from vectormill.domain.vector_type import VECTOR_TYPES, VectorType
 from vectormill.vectors.quantization import (
     Ranges,
     measure_ranges,
@@ -21,8 +21,6 @@ from vectormill.vectors.quantization import (
 )
 from vectormill.vectors.vector_types import (
     MAX_HALF,
-    VECTOR_TYPE_BY_NAME,
-    VectorType,
     find_unfit,
     make_column_rows,
     make_rows,
@@ -37,7 +35,7 @@ from vectormill.vectors.vector_types import (
 DIMENSIONS = 13  # not a multiple of eight
 VECTORS = np.random.default_rng(0).standard_normal((6, DIMENSIONS)).astype(np.float32)
 RANGES = measure_ranges(VECTORS)
-KINDS = [VECTOR_TYPE_BY_NAME[name] for name in VECTOR_TYPES]
+KINDS = [VECTOR_TYPES[name] for name in VECTOR_TYPES]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +48,7 @@ KINDS = [VECTOR_TYPE_BY_NAME[name] for name in VECTOR_TYPES]
     ],
 )
 def test_a_row_has_the_numbers_of_its_type(name: str, dtype: type, width: int, bytes_of_1024: int) -> None:
-    kind = VECTOR_TYPE_BY_NAME[name]
+    kind = VECTOR_TYPES[name]
     rows = make_rows(VECTORS, kind, RANGES)
     assert rows.dtype == np.dtype(dtype)
     assert rows.shape == (6, width)
@@ -68,7 +66,7 @@ def test_what_a_column_is_given_is_what_it_sends(kind: VectorType) -> None:
 
 @pytest.mark.parametrize("name", ["float32", "float16"])
 def test_vectors_are_copied_once_on_their_way_into_a_column(name: str) -> None:
-    kind, vectors = VECTOR_TYPE_BY_NAME[name], np.ones((500, 768), dtype=np.float32)
+    kind, vectors = VECTOR_TYPES[name], np.ones((500, 768), dtype=np.float32)
     columns = np.zeros((500, kind.column_bytes(768)), dtype=np.uint8)
     tracemalloc.start()
     try:
@@ -87,7 +85,7 @@ def test_vectors_are_copied_once_on_their_way_into_a_column(name: str) -> None:
     )
 )
 def test_halves_made_in_the_column_are_those_of_rows(vectors: np.ndarray) -> None:
-    kind = VECTOR_TYPE_BY_NAME["float16"]
+    kind = VECTOR_TYPES["float16"]
     num_rows, dimensions = vectors.shape
     columns = np.zeros((2, num_rows, kind.column_bytes(dimensions)), dtype=np.uint8)
     write_columns(columns[0], make_rows(vectors, kind, None), kind, dimensions)
@@ -109,10 +107,10 @@ def test_what_has_no_direction_in_a_type_is_told(vectors: np.ndarray, signs: int
     vectors = vectors * np.float32(signs)
     for kind in KINDS:
         with np.errstate(over="ignore", invalid="ignore"):
-            stored = vectors.astype(np.float16 if kind.name == "float16" else np.float32)
+            stored = vectors.astype(np.float16 if kind.row == "<f2" else np.float32)
             squares = np.square(stored.astype(np.float32)).sum(axis=1)
         too_large, is_zero = find_unfit(vectors, kind)
-        is_beyond = np.abs(vectors).max(axis=1) > MAX_HALF if kind.name == "float16" else np.isinf(squares)
+        is_beyond = np.abs(vectors).max(axis=1) > MAX_HALF if kind.row == "<f2" else np.isinf(squares)
         assert too_large.tolist() == (is_beyond | np.isnan(vectors).any(axis=1)).tolist()
         assert is_zero.tolist() == (~stored.any(axis=1)).tolist()
 

@@ -23,7 +23,7 @@ from vectormill.client.requests import (
 from vectormill.client.sync import flow
 from vectormill.client.sync.exports import ExportTransport, Results
 from vectormill.domain.encoding import find_result
-from vectormill.domain.task import RECORD, RESULT_ROUTES, SCORE, VECTOR
+from vectormill.domain.task import RECORD, RESULTS, SCORE, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.jobs import operations
 from vectormill.jobs.job import TERMINAL_JOB_STATES, JobArguments
@@ -310,15 +310,15 @@ class JobCalls(ExportTransport):
         `.to_numpy()`, `.to_arrow()`, `.to_pandas()` and `.to_polars()` of the answer fetch all vectors at
         once.
         """
-        return self._results(job_id, RESULT_ROUTES[VECTOR], partial)
+        return self._results(job_id, RESULTS[VECTOR].route, partial)
 
     def scores(self, job_id: str, *, partial: bool = False) -> Results[ScoreRow]:
         """Return a job's scores as `{"key", "score", "label", "probabilities"}`, row by row or as a table."""
-        return self._results(job_id, RESULT_ROUTES[SCORE], partial)
+        return self._results(job_id, RESULTS[SCORE].route, partial)
 
     def records(self, job_id: str, *, partial: bool = False) -> Results[RecordRow]:
         """Return a job's extracted records as `{"key", "output"}`, row by row or as a table."""
-        return self._results(job_id, RESULT_ROUTES[RECORD], partial)
+        return self._results(job_id, RESULTS[RECORD].route, partial)
 
     def results(self, job_id: str, *, partial: bool = False) -> Results[dict[str, Any]]:
         """Return the results of a job of any task, as rows of that task."""
@@ -332,7 +332,7 @@ class JobCalls(ExportTransport):
 
     def _describe_export(self, job_id: str, route: str | None, format: str, partial: bool) -> Export:
         if route is None:  # it is that of the job's task
-            route = RESULT_ROUTES[find_result((self.job(job_id))["options"])]
+            route = RESULTS[find_result((self.job(job_id))["options"])].route
         return Export(
             fill_path(f"{operations.ONE}/{route}", job_id),
             given({"partial": True if partial else None}),

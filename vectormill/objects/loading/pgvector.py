@@ -3,8 +3,7 @@
 A batch is copied into a temporary table in the binary format and upserted from there, in one transaction.
 """
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,14 +13,12 @@ import psycopg
 from psycopg import sql
 
 from vectormill.addresses import to_libpq
-from vectormill.db.parameters import JSONB_VERSION, Field, encode_rows
+from vectormill.db.parameters import encode_rows
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ConfigurationError, DatabaseUnavailable, InvalidOption
-from vectormill.domain.task import RECORD, SCORE, VECTOR
-from vectormill.files.matrices import take_vectors
 from vectormill.objects.loading.load import refuse_other_columns
-from vectormill.vectors.scores import names_labels
-from vectormill.vectors.vector_types import choose_vector_type, send_rows
+from vectormill.results.kind import LoadedColumn, encode_jsonb, encode_text
+from vectormill.results.table import choose_kind
 
 if TYPE_CHECKING:
     import pyarrow
@@ -44,20 +41,11 @@ HAS_PGVECTOR: Final = "SELECT to_regtype('halfvec') IS NOT NULL"
 
 
 @dataclass(frozen=True, slots=True)
-class TargetColumn:
-    """A column of the table: its name, its SQL type, and its fields in binary form for a batch of rows."""
-
-    name: str
-    kind: str
-    encode: "Callable[[pyarrow.RecordBatch], Sequence[Field]]"
-
-
-@dataclass(frozen=True, slots=True)
 class PostgresTarget:
     """A table, and a connection with a temporary table of the same columns. Each batch is a transaction."""
 
     connection: "psycopg.Connection[tuple[Any, ...]]"
-    columns: Sequence[TargetColumn]
+    columns: Sequence[LoadedColumn]
     copy: sql.Composed
     insert: sql.Composed
     batch_bytes: int = COPY_BYTES
@@ -82,7 +70,7 @@ def open_postgres(database_url: str, table: str, spec: EncodingSpec) -> Iterator
     name = sql.Identifier(*table.split("."))
     names = sql.SQL(", ").join(sql.Identifier(column.name) for column in columns)
     written = sql.SQL(", ").join(
-        sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.kind)) for column in columns
+        sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type)) for column in columns
     )
     updated = [sql.Identifier(column.name) for column in columns if column.name != "key"]
     assignments = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(column) for column in updated)
@@ -92,11 +80,11 @@ def open_postgres(database_url: str, table: str, spec: EncodingSpec) -> Iterator
         )
     with connection:
         with _translating():
-            if spec.result == VECTOR:
+            if choose_kind(spec).needs_pgvector:
                 _install_pgvector(connection)
             connection.execute(CREATE.format(table=name, columns=written))
             there = connection.execute(FIND_COLUMNS, {"table": name.as_string(connection)}).fetchall()
-            refuse_other_columns(table, dict(there), {column.name: column.kind for column in columns})
+            refuse_other_columns(table, dict(there), {column.name: column.type for column in columns})
             connection.execute(STAGE.format(columns=written))
         yield PostgresTarget(
             connection,
@@ -106,50 +94,13 @@ def open_postgres(database_url: str, table: str, spec: EncodingSpec) -> Iterator
         )
 
 
-def choose_columns(spec: EncodingSpec) -> list[TargetColumn]:
-    """Return the columns of a table for the results of a spec."""
-    kind = choose_vector_type(spec, in_collection=False)
-    labels = [
-        TargetColumn("label", "text", partial(_encode_text, name="label")),
-        TargetColumn("probabilities", "jsonb", _encode_probabilities),
-    ]
-    of_result = {
-        VECTOR: [
-            TargetColumn(
-                "embedding",
-                f"{kind.column}({spec.dimensions})",
-                lambda rows: send_rows(take_vectors(rows), kind, spec.dimensions),
-            )
-        ],
-        SCORE: [
-            TargetColumn("score", "real", _encode_scores),
-            *(labels if names_labels(spec.labels) else []),
-        ],
-        RECORD: [TargetColumn("output", "jsonb", partial(_encode_jsonb, name="output"))],
-    }
+def choose_columns(spec: EncodingSpec) -> list[LoadedColumn]:
+    """Return the columns of a table for the results of a spec. Raise InvalidOption for results that have none."""
     return [
-        TargetColumn("key", "text", partial(_encode_text, name="key")),
-        *of_result[spec.result],
-        TargetColumn("metadata", "jsonb", partial(_encode_jsonb, name="metadata")),
+        LoadedColumn("key", "text", partial(encode_text, name="key")),
+        *choose_kind(spec).loaded(spec),
+        LoadedColumn("metadata", "jsonb", partial(encode_jsonb, name="metadata")),
     ]
-
-
-def _encode_text(rows: "pyarrow.RecordBatch", name: str) -> list[Field]:
-    return [None if value is None else value.encode() for value in rows.column(name).to_pylist()]
-
-
-def _encode_jsonb(rows: "pyarrow.RecordBatch", name: str) -> list[Field]:
-    return [None if value is None else JSONB_VERSION + value for value in _encode_text(rows, name)]
-
-
-def _encode_probabilities(rows: "pyarrow.RecordBatch") -> list[Field]:
-    values = rows.column("probabilities").to_pylist()
-    return [JSONB_VERSION + json.dumps(value, ensure_ascii=False).encode() for value in values]
-
-
-def _encode_scores(rows: "pyarrow.RecordBatch") -> list[bytes]:
-    scores = rows.column("score").to_numpy(zero_copy_only=False).astype(">f4")
-    return list(scores.view("V4").tolist())
 
 
 def _install_pgvector(connection: "psycopg.Connection[tuple[Any, ...]]") -> None:

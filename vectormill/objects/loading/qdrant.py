@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from vectormill.domain.encoding import BINARY, FLOAT16, INT8, EncodingSpec
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, SpecMismatch, StorageUnavailable
 from vectormill.domain.task import VECTOR
+from vectormill.domain.vector_type import FLOAT_TYPES
 from vectormill.files.matrices import take_vectors
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def open_qdrant(
                     vectors_config=models.VectorParams(
                         size=spec.dimensions,
                         distance=models.Distance[chosen.upper()],
-                        datatype=models.Datatype.FLOAT16 if spec.vector_type == FLOAT16 else None,
+                        datatype=models.Datatype.FLOAT16 if spec.delivered_type.is_half else None,
                     ),
                 )
         yield QdrantTarget(client, place)
@@ -120,10 +121,10 @@ def refuse_unfit(spec: EncodingSpec) -> None:
             f"This output has {spec.result}s and no vectors, and every point of Qdrant has a vector. Load it into "
             "LanceDB or Postgres."
         )
-    if spec.vector_type in (INT8, BINARY):
+    if not spec.delivered_type.is_float:
         raise InvalidOption(
             f"Qdrant cannot compare the {spec.vector_type} codes of this output. Encode with the vector type "
-            "float32 or float16; Qdrant quantizes by itself if its collection says so."
+            f"{' or '.join(FLOAT_TYPES)}; Qdrant quantizes by itself if its collection says so."
         )
 
 
