@@ -193,7 +193,7 @@ def draw_placement(placement: Placement) -> str:
 
 def placement_json(placement: Placement) -> dict[str, Any]:
     """Return the plan as a JSON object; bytes are integers."""
-    body = {"relative_rate": placement.relative_rate, **msgspec.to_builtins(placement)}
+    body = {"relative_rate": placement.relative_rate, **msgspec.json.decode(msgspec.json.encode(placement))}
     return body | {"replicas": [replica_json(replica) for replica in placement.replicas]}
 
 
@@ -206,7 +206,9 @@ def part_json(placement: Placement, replica: Replica) -> dict[str, Any]:
 
 def replica_json(replica: Replica) -> dict[str, Any]:
     """Return one replica as a JSON object: its strategy, and what each device holds."""
-    body: dict[str, Any] = msgspec.to_builtins(replica)
+    body: dict[str, Any] = msgspec.json.decode(
+        msgspec.json.encode(replica)
+    )  # with lists, as a worker reads it
     for shard in (shard for stage in body["stages"] for shard in stage["shards"]):
         shard["headroom_bytes"] = shard["capacity_bytes"] - shard["weight_bytes"] - shard["activation_bytes"]
     return body | {"micro_batches": 1}  # read by clients of the release before, in which a batch was cut
