@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.harness import CARD, GPU, ONLY_NAMED, QUESTIONS, BenchmarkFailed, Harness
+from benchmarks.harness import CARD, ONLY_NAMED, QUESTIONS, BenchmarkFailed, Harness
 from benchmarks.tables import README, Report, replace_section
 from vectormill.domain.errors import VectormillError
 
@@ -42,17 +42,10 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--quick",
         action="store_true",
-        help="a size that only shows that everything works: card, gpu, score, extract",
+        help="a size that only shows that everything works: card, score, extract",
     )
-    add(
-        "--write",
-        action="store_true",
-        help="write the tables to README.md, and for gpu the switches to their file",
-    )
-    add(
-        "--device",
-        help="engine: cpu or cuda; gpu, card: cuda, a device such as cuda:1, or cpu with --quick",
-    )
+    add("--write", action="store_true", help="write the tables to README.md")
+    add("--device", help="engine: cpu or cuda; card: cuda, a device such as cuda:1, or cpu with --quick")
     add("--mix", action="append", default=[], dest="mixes", help="engine: one of its mixes; may be repeated")
     add("--system", action="append", default=[], dest="systems", help="engine: one system; may be repeated")
     add("--model-shape", action="append", default=[], dest="shapes", help="engine: random weights")
@@ -62,14 +55,9 @@ def make_parser() -> argparse.ArgumentParser:
         type=Path,
         help="host, queries: another checkout of the project, measured alternately with this one",
     )
-    add("--state", type=Path, help="gpu, card: the folder for its records")
+    add("--state", type=Path, help="card: the folder for its records")
     add("--price", type=float, default=3.5, help="card: dollars an hour for the whole machine (3.5)")
-    add("--again", action="append", default=[], metavar="STEP", help="gpu: repeat this step; may be repeated")
-    add(
-        "--minutes",
-        type=float,
-        help="gpu: start no step after this number of minutes (40); card: end after as many (9.5)",
-    )
+    add("--minutes", type=float, default=9.5, help="card: end after this number of minutes (9.5)")
     return parser
 
 
@@ -79,9 +67,9 @@ def main(arguments: list[str] | None = None) -> int:
     for name in asked.names:
         if name not in QUESTIONS:
             parser.error(f"unknown benchmark {name!r}; expected one of: {', '.join(QUESTIONS)}")
-    of_cards = {GPU, CARD}.intersection(asked.names)
-    if of_cards and len(asked.names) > 1:
-        parser.error(f"{of_cards.pop()} cannot be combined with other benchmarks")
+    is_of_card = CARD in asked.names
+    if is_of_card and len(asked.names) > 1:
+        parser.error(f"{CARD} cannot be combined with other benchmarks")
     small = (
         asked.items
         or asked.rows
@@ -92,17 +80,17 @@ def main(arguments: list[str] | None = None) -> int:
         or asked.max_tokens
         or asked.quick
     )
-    if asked.write and (small or (asked.device not in (None, "cpu") and not of_cards)):
+    if asked.write and (small or (asked.device not in (None, "cpu") and not is_of_card)):
         parser.error("--write needs the default measurement of each benchmark, on the CPU")
     harness = Harness(
-        asked.repeat, asked.items, asked.device or ("cuda" if of_cards else "cpu"), tuple(asked.mixes),
+        asked.repeat, asked.items, asked.device or ("cuda" if is_of_card else "cpu"), tuple(asked.mixes),
         tuple(asked.systems), tuple(asked.shapes), asked.max_tokens, asked.against, asked.state,
-        tuple(asked.again), asked.minutes or (9.5 if CARD in of_cards else 40.0), asked.quick, asked.write, asked.rows,
+        asked.minutes, asked.quick, asked.write, asked.rows,
         asked.graph and tuple(asked.graph), asked.price,
     )  # fmt: skip
     # Handle SIGTERM as Ctrl-C: processes are stopped and temporary directories are removed.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    if not of_cards:
+    if not is_of_card:
         _ = harness.machine
     failures = 0
     for name in asked.names or [name for name in QUESTIONS if name not in ONLY_NAMED]:

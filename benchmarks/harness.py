@@ -38,14 +38,12 @@ QUESTIONS: Final = {
     "quotes": "How often do the intervals of a quote hold, over ten jobs that are quoted and then run?",
     "codes": "What do residual codes of multi-vectors save, and how do they rank documents?",
     "millions": "What do millions of rows take from job to search, beside the estimate, if the device takes no time?",
-    "gpu": "Which switches make the encoder faster on this GPU?",
     "card": "What does this GPU reach in ten minutes, beside its ceilings and sentence-transformers?",
 }
 # These benchmarks need exclusive use of a card, so they run only if they are named; so does that of millions of rows,
 # which takes hours.
-GPU: Final = "gpu"
 CARD: Final = "card"
-ONLY_NAMED: Final = (GPU, CARD, "millions")
+ONLY_NAMED: Final = (CARD, "millions")
 
 
 class BenchmarkFailed(Exception):
@@ -71,8 +69,7 @@ class Harness:
     max_tokens: int | None = None
     against: Path | None = None
     state: Path | None = None
-    again: tuple[str, ...] = ()
-    minutes: float = 40.0
+    minutes: float = 9.5
     is_quick: bool = False
     is_written: bool = False
     rows: int | None = None

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from benchmarks.children.gauged import FACTORY, KERNELS, PROFILE, Reading, read_rank
 from benchmarks.children.serving import Pass
 from benchmarks.harness import BenchmarkFailed
+from benchmarks.models import VOCABULARY
 from vectormill.models.model_card import ModelCard
 from vectormill.settings import process_environment
 from worker.batching.batch import Batch
@@ -33,6 +34,8 @@ from worker.runner.starter import RunnerStarter, Sharing
 
 # A rank that hangs should fail one row of the table, not the whole run.
 ANSWER_SECONDS: Final = 300.0
+
+FIRST_ID: Final = 1000  # lower ids are special tokens
 
 Ids = Sequence[NDArray[np.int32]]
 
@@ -163,3 +166,19 @@ def cut_places(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]
         places.append(place)
     if places:
         yield places
+
+
+def check_switches(system: PlacedModel, wanted: Sequence[str]) -> None:
+    """Raise BenchmarkFailed, with the process's explanation, when a wanted switch is not in use."""
+    missing = [name for name in wanted if name not in system.loaded.switches]
+    if missing:
+        notes = " ".join(note for note in system.loaded.notes if any(name in note for name in missing))
+        raise BenchmarkFailed(notes or f"It does not use {', '.join(missing)}, and does not say why.")
+
+
+def draw(num_texts: int, span: tuple[int, int]) -> Ids:
+    """Return random token ids with a fixed seed, of lengths within `span`, both ends included."""
+    random = np.random.default_rng(span[1])
+    drawn = random.integers(FIRST_ID, VOCABULARY, (num_texts, span[1]), dtype=np.int32)
+    lengths = random.integers(*span, num_texts, endpoint=True)
+    return [row[:length] for row, length in zip(drawn, lengths, strict=True)]

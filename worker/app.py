@@ -43,6 +43,7 @@ from worker.chunk.proving import Prover
 from worker.chunk.watchdog import Watchdog
 from worker.devices.core_waits import CoreWaits
 from worker.devices.detect import DeviceSampler
+from worker.devices.device import CUDA
 from worker.encoder.memory import keep_large_blocks_apart
 from worker.engine.engine import Engine
 from worker.engine.executor import DEAD
@@ -56,6 +57,7 @@ from worker.queries import QueryListener
 from worker.report import ReportMaker, WorkerReport, read_losses
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings, find_cache_dir, load_worker_settings
+from worker.tuning.self_tuning import SelfTuning
 
 logger = logging.getLogger(__name__)
 
@@ -180,6 +182,8 @@ def run_replica(
     # The process of a faulty model ends as when asked to: chunks are handed back, and the launcher starts another.
     end = partial(os.kill, os.getpid(), signal.SIGTERM)
     prover = Prover(database, engine, identity, worker_settings.proof_seconds, end)
+    # On a processor it would take the cores of service; there `vectormill tune` compares the ways.
+    tuning = SelfTuning(engine, prover) if sharing is None and devices[0].kind == CUDA else None
     doorbell = WakeUpSender(redis_url)
 
     def ask_for_more() -> None:
@@ -207,6 +211,8 @@ def run_replica(
     reports.start()
     keeper.start()
     prover.start()
+    if tuning is not None:
+        tuning.start()
     watchdog.start()
     listener.start()
 
@@ -225,6 +231,8 @@ def run_replica(
         consume(make_app(redis_url), encoder, identity, slots)
     finally:
         stopping.set()
+        if tuning is not None:
+            tuning.stop()
         prover.stop()
         watchdog.stop()
         listener.stop()

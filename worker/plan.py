@@ -28,7 +28,6 @@ from worker.encoder.choice import (
     find_packing_obstacle,
 )
 from worker.encoder.encoder import AUTO
-from worker.encoder.switches import describe_switches
 from worker.placement.capacity import GIB, OVERHEAD_BYTES, guess_flops
 from worker.placement.footprint import count_results
 from worker.placement.obstacles import find_obstacle
@@ -125,8 +124,6 @@ def plan_machine(
         inventory = _change_host_memory(inventory, number=number)
     settings = settings.model_copy(update={"devices": names})
     plans = plan_tenants(inventory, [_make_tenant(card, inventory, settings) for card in cards])
-    switches = describe_switches(settings.switches, parse_devices(settings.devices, inventory)[0])
-    reasons += [switches] if switches else []
     return tuple(_add_reasons(planned, reasons) for planned in plans)
 
 

@@ -22,9 +22,8 @@ from benchmarks.machine import find_device, measure_copy, measure_product
 from benchmarks.models import NOT_MULTIPLIED, ModelCost, find_random, read_shapes
 from benchmarks.ours import ENGINE_MODULE, MODEL
 from benchmarks.peers import SENTENCE_TRANSFORMER
-from benchmarks.placed import PlacedModel, plan_replica
+from benchmarks.placed import PlacedModel, check_switches, draw, plan_replica
 from benchmarks.questions.feeders import name_devices
-from benchmarks.questions.gpu import check_switches, draw
 from benchmarks.questions.host import Bench
 from benchmarks.questions.scale import write_texts
 from benchmarks.texts import ExactTexts

@@ -35,6 +35,7 @@ from vectormill.cli import (  # noqa: F401 - an import adds the commands that be
     service,
     settings,
     sources,
+    tuning,
     webhooks,
 )
 from vectormill.cli.command import top
@@ -47,7 +48,7 @@ GROUPS: Final = {
     "Before a job": "plan estimate quote",
     "Jobs": "submit jobs pause resume cancel retry errors truncated export delete load",
     "Collections": "collections search rerank items sources push reindex runs schedules",
-    "Operation": "migrate roles backup restore keys webhooks api scheduler indexer worker flower",
+    "Operation": "migrate roles backup restore keys webhooks api scheduler indexer worker flower tune",
     "Trust": "certify verify certificate suspects",
 }
 

@@ -239,15 +239,12 @@ def check_service(settings: "Settings") -> Iterator[Finding]:
 
 def check_devices(settings: "Settings") -> Iterator[Finding]:
     from worker.devices.detect import detect_inventory
-    from worker.encoder.encoder import AUTO
-    from worker.encoder.switches import describe_switches
 
     inventory = detect_inventory()
     features = ", ".join(sorted(inventory.features)) or "no special instructions"
     yield Finding("cpu", OK, f"{inventory.description}, {len(inventory.physical_cores)} cores, {features}")
     for device in inventory.accelerators:
-        switches = describe_switches(AUTO, device) or "No settings have been measured on this kind of card."
-        detail = f"{device.description}, {device.memory_bytes / (1 << 30):.0f} GiB. {switches}"
+        detail = f"{device.description}, {device.memory_bytes / (1 << 30):.0f} GiB"
         yield Finding(device.name, OK, detail)
     if not inventory.accelerators:
         yield Finding("accelerator", OK, "none: workers encode on the CPU")

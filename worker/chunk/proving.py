@@ -52,10 +52,14 @@ class Prover:
 
     def start(self) -> None:
         """Begin the first period, of a model that was loaded, and prove from now on."""
+        self.renew()
+        self._thread.start()
+
+    def renew(self) -> None:
+        """Begin a new period, of a model that runs in another way now."""
         report = self._encoding.report()
         self._report = {"vectormill": __version__} | {name: report[name] for name in KEPT if name in report}
         self._period = self._begin()
-        self._thread.start()
 
     def stop(self) -> None:
         self._stopping.set()

@@ -97,6 +97,17 @@ def detect_inventory(environment: dict[str, str] | None = None) -> Inventory:
     )
 
 
+def detect_driver() -> str:
+    """Return the version of NVIDIA's driver; empty without one."""
+    nvml = open_nvml()
+    if nvml is None:
+        return ""
+    try:
+        return str(nvml.nvmlSystemGetDriverVersion())
+    finally:
+        nvml.nvmlShutdown()
+
+
 def detect_links(gpus: Sequence[Device], nvml: Nvml) -> Links:
     """Return the kinds of links between the GPUs, by their names."""
     if len(gpus) < 2:

@@ -107,12 +107,18 @@ def _load_any(order: EncoderOrder) -> Encoder:
     notes: tuple[str, ...] = ()
     left, on_backend = dict(order.left), order.on_backend
     order = replace(order, on_backend=None, left=())
-    for backend, reason in list_backends(
+    usable = list_backends(
         order.backend,
         order.device,
         lambda backend: is_package_installed(backend.package),
         must_pack=order.attention == PACKED,
-    ):
+    )
+    if order.way is not None:
+        way = order.way
+        usable = [
+            (backend, way.reason or reason) for backend, reason in usable if backend.name == way.backend
+        ] + [(backend, reason) for backend, reason in usable if backend.name != way.backend]
+    for backend, reason in usable:
         try:
             if backend.name in left:
                 raise CannotRun(left[backend.name])

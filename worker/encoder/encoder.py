@@ -12,6 +12,7 @@ from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import Device
+from worker.encoder.way import Way
 from worker.placement.placement import Rank
 
 
@@ -66,7 +67,8 @@ class EncoderOrder:
     """The model to load, and how. `backend`, `precision`, `attention` and `switches` may be "auto".
 
     `on_read` and `on_backend` are callbacks in the process that loads; an order sent to another process has
-    neither. `left` lists the backends that must not be tried again, each with its reason.
+    neither. `left` lists the backends that must not be tried again, each with its reason. `way` is what "auto" stands
+    for where it was measured, as far as it is usable.
     """
 
     card: ModelCard
@@ -82,6 +84,7 @@ class EncoderOrder:
     on_backend: OnBackend | None = None
     left: tuple[tuple[str, str], ...] = ()
     is_reproducible: bool = False  # each text has the same bits in any batch
+    way: Way | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,24 @@
 """Switches turn on faster ways to run a network. This module lists them and chooses which an encoder uses.
 
-Whether a switch pays depends on the card, so none is on unless it was measured to pay (switch_defaults.json,
-written by `python -m benchmarks gpu --write`) or is requested by name. When a model is loaded, the network
-with a switch is compared with the network without it, and a switch that changes results is turned off again
-(worker/model/switching.py). Imports no framework.
+Whether a switch pays depends on the card and the model, so none is on unless it was measured to pay there
+(worker/tuning) or is requested by name. When a model is loaded, the network with a switch is compared with the network
+without it, and a switch that changes results is turned off again (worker/model/switching.py). Imports no framework.
 """
 
 import difflib
 import importlib.util
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from vectormill.domain.errors import ConfigurationError, ModelError
 from worker.devices.device import CUDA, Device
 from worker.encoder.encoder import AUTO
+from worker.encoder.way import Way
 
 NONE: Final = "none"
 # Names of earlier releases. Devices that share a model pack and queue as a single one does.
 RETIRED: Final = frozenset({"packed_ranks", "queued_ranks"})
-DEFAULTS_PATH: Final = Path(__file__).with_name("switch_defaults.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +91,6 @@ SWITCHES: Final[Mapping[str, Switch]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class SwitchDefaults:
-    """The switches that were measured to pay on a card.
-
-    `measured` says when, on what, and with which torch.
-    """
-
-    switches: tuple[str, ...]
-    measured: str
-
-
-@dataclass(frozen=True, slots=True)
 class SwitchFacts:
     """The facts about a loaded model that switches depend on. `padded_because` is empty if it is packed."""
 
@@ -141,30 +127,19 @@ def choose_switches(
     wanted: str,
     place: SwitchFacts,
     is_installed: Callable[[str], bool],
-    defaults: Mapping[str, SwitchDefaults] | None = None,
+    way: Way | None = None,
 ) -> tuple[SwitchChoice, ...]:
     """Return every requested switch, on or off, in the table's order.
 
-    `wanted` is "auto", "none" or names with commas. Raises ModelError if a switch that was requested by name
-    cannot be used.
+    `wanted` is "auto", which takes those of the `way`, "none" or names with commas. Raises ModelError if a switch that
+    was requested by name cannot be used.
     """
     names = parse_switches(wanted)
     if names is not None:
         asked = [SwitchChoice(name, True, "requested", True) for name in names]
     else:
-        found = find_defaults(place.device, load_defaults() if defaults is None else defaults)
-        asked = [SwitchChoice(name, True, f"measured: {found.measured}", False) for name in found.switches]
+        asked = [] if way is None else [SwitchChoice(name, True, way.reason, False) for name in way.switches]
     return tuple(_settle(choice, place, is_installed) for choice in asked)
-
-
-def describe_switches(wanted: str, device: Device) -> str:
-    """Return a sentence about the switches that will be tried on a device; empty if there are none."""
-    names = parse_switches(wanted)
-    found = find_defaults(device, load_defaults())
-    listed, why = (
-        (names, "requested") if names is not None else (found.switches, f"measured: {found.measured}")
-    )
-    return f"Switches to try on {device.name}: {', '.join(listed)} ({why})." if listed else ""
 
 
 def parse_switches(wanted: str) -> tuple[str, ...] | None:
@@ -196,35 +171,6 @@ def describe_retired(wanted: str) -> str:
         f"VECTORMILL_WORKER_SWITCHES names {' and '.join(names)}, which devices that share a model no longer need: "
         "they pack and queue by the same rule as a single device. Remove it."
     )
-
-
-def find_defaults(device: Device, defaults: Mapping[str, SwitchDefaults]) -> SwitchDefaults:
-    """Return the card's measured defaults; without any switch if nothing was measured."""
-    measured = (defaults[feature] for feature in sorted(device.features) if feature in defaults)
-    return next(measured, SwitchDefaults((), "nothing"))
-
-
-def load_defaults(path: Path = DEFAULTS_PATH) -> dict[str, SwitchDefaults]:
-    """Load the measured defaults by device feature, such as sm_90.
-
-    Raises ConfigurationError for unknown switches.
-    """
-    written: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    found = {}
-    for feature, entry in written.items():
-        unknown = sorted(set(entry["switches"]) - set(SWITCHES))
-        if unknown or not str(entry["measured"]).strip():
-            flaw = (
-                f"names unknown switches: {', '.join(unknown)}"
-                if unknown
-                else "does not say how they were measured"
-            )
-            raise ConfigurationError(
-                f"{path.name} {flaw} ({feature}); regenerate it with `python -m benchmarks gpu --write`."
-            )
-        ordered = tuple(name for name in SWITCHES if name in entry["switches"])
-        found[feature] = SwitchDefaults(ordered, str(entry["measured"]))
-    return found
 
 
 def is_package_installed(package: str) -> bool:

@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from worker.batching.pool import BatchLimits
 from worker.devices.device import Device
 from worker.encoder.choice import FP32
 from worker.encoder.encoder import EncoderOrder, EncoderReport, find_changes
+from worker.encoder.way import Way
 from worker.engine.executor import Executor, Proof
 from worker.engine.in_flight import KnownTexts
 from worker.engine.request import EncodeRequest, EncodeResult, wait_unless_cancelled
@@ -45,6 +46,7 @@ from worker.tasks.finishing import PROMISE, PROMISE_FP32, find_turned, find_uniq
 from worker.tasks.table import make_tasks
 from worker.tasks.task import Finished, WorkerTask, advance
 from worker.tokens.word_cache import WordTally
+from worker.tuning.tuner import WayTuner, find_way
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +107,7 @@ class Engine:
         self._tasks = make_tasks(card, lambda: self._gives_vectors, self._words, device.num_tokenizer_threads)
         self._own = own = next(iter(self._tasks.values()))
         inputs = [own.make_known_inputs(text) for text in KNOWN_TEXTS]
-        known = Batch({name: Ragged.join([each[name] for each in inputs]) for name in inputs[0]})
+        self._known = Batch({name: Ragged.join([each[name] for each in inputs]) for name in inputs[0]})
         limits = BatchLimits(self._tuner.max_batch_tokens(1))
         self._queue = RequestQueue(
             limits, self._tuner.max_batch_tokens, longest_text_tokens=longest_text_tokens
@@ -115,20 +117,21 @@ class Engine:
         self._num_reused = 0
         self._loaded: EncoderReport | None = None
         self._changes: tuple[str, ...] = ()
+        order = EncoderOrder(
+            card,
+            device,
+            settings.backend,
+            settings.precision,
+            num_threads,
+            cache_dir,
+            settings.attention,
+            switches=settings.switches,
+            is_reproducible=settings.reproducible,
+        )
         self._executor = Executor(
             RunnerStarter(
                 factory,
-                EncoderOrder(
-                    card,
-                    device,
-                    settings.backend,
-                    settings.precision,
-                    num_threads,
-                    cache_dir,
-                    settings.attention,
-                    switches=settings.switches,
-                    is_reproducible=settings.reproducible,
-                ),
+                order if sharing is not None else replace(order, way=find_way(order)),
                 process_environment(),
                 sharing=sharing,
                 # A rank waits this long for another that is still loading. It is longer than both timeouts of
@@ -142,7 +145,7 @@ class Engine:
             settings,
             self._queue,
             self._tuner,
-            KnownTexts(known, self._find_flaw),
+            KnownTexts(self._known, self._find_flaw),
             self._adopt,
             display,
         )
@@ -200,6 +203,14 @@ class Engine:
         answer. If something is wrong, the engine ends.
         """
         return self._executor.prove()
+
+    def make_way_tuner(self) -> WayTuner:
+        """Return a tuner that tries other ways to run this model, in processes of its own beside that of the engine."""
+        return WayTuner(self._executor.starter, self._own, self._known)
+
+    def exchange(self, way: Way) -> None:
+        """Run the model in another way as soon as the batches in flight are done. No text is lost."""
+        self._executor.exchange(way)
 
     def is_healthy(self) -> bool:
         """Return True unless the engine has ended for good.

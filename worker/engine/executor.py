@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from multiprocessing import Pipe
 from queue import Queue
 from selectors import EVENT_READ, DefaultSelector
@@ -21,6 +22,7 @@ from typing import Final
 
 from vectormill.domain.errors import ModelError
 from worker.encoder.encoder import EncoderReport
+from worker.encoder.way import Way
 from worker.engine.in_flight import InFlight, KnownTexts
 from worker.engine.request_queue import RequestQueue
 from worker.engine.tuner import Tuner
@@ -64,7 +66,7 @@ class Executor:
         on_loaded: OnLoaded,
         display: LoadingDisplay | None = None,
     ) -> None:
-        self._starter = starter
+        self.starter = starter
         self._name = starter.order.card.name
         self._settings = settings
         self._queue = queue
@@ -80,6 +82,8 @@ class Executor:
         self._asked: Queue[Proof] = Queue()  # proofs that were asked for
         self._proofs: list[Proof] = []  # those that the runner is giving
         self._runner: AnyRunner | None = None
+        self._next_way: Way | None = None  # in which the model is to be run when its batches are done
+        self._is_way_new = False  # whether no process has yet run the model in its way
         self._is_loaded = False  # whether any runner has loaded the model and encoded the known texts
         self._backend = ""  # the backend that loads the model, once the process has named it
         self.num_restarts = 0
@@ -120,6 +124,14 @@ class Executor:
         self._asked.put(proof)
         self.wake()
         return proof
+
+    def exchange(self, way: Way) -> None:
+        """Run the model in another way from now on: replace its process once its batches are done. No batch is lost.
+
+        If the model cannot be loaded in that way, it is loaded as before.
+        """
+        self._next_way = way
+        self.wake()
 
     def find_pid(self, rank: int = 0) -> int | None:
         """Return the process id of the model process of this rank; None while there is none."""
@@ -163,7 +175,7 @@ class Executor:
 
     def _run_one_runner(self) -> None:
         self._backend = ""
-        self._runner = runner = self._starter.start()
+        self._runner = runner = self.starter.start()
         self._watch(runner)
         try:
             if not self._wait_until_loaded(runner):
@@ -172,11 +184,23 @@ class Executor:
                 return
         finally:
             self._display.close()
-        self._is_loaded = True
+        self._is_loaded, self._is_way_new = True, False
         self.state, self.reason = RUNNING, ""
         self._settled.set()
         while not self._stopping.is_set():
+            if self._next_way is not None and not self._in_flight.outstanding and not self._proofs:
+                self._take_next_way(runner)
+                return
             self._step(runner, "a forward pass", self._settings.forward_timeout_seconds)
+
+    def _take_next_way(self, runner: AnyRunner) -> None:
+        way, self._next_way = self._next_way, None
+        self.starter.order = replace(self.starter.order, way=way)
+        self._is_way_new = True
+        self.state, self.reason = RESTARTING, f"it takes another way: {way}"
+        self.num_restarts += 1
+        runner.stop()
+        self._runner = None
 
     def _wait_until_loaded(self, runner: AnyRunner) -> bool:
         """Wait until the model is loaded. Return False if the executor was stopped in the meantime."""
@@ -200,7 +224,7 @@ class Executor:
         self._in_flight.begin(report, message.memory)
         for choice in (report.device, report.backend, report.precision):
             logger.info("%s uses %s: %s", self._name, choice.value, choice.reason)
-        for note in (*self._starter.order.card.notes, *report.notes):
+        for note in (*self.starter.order.card.notes, *report.notes):
             logger.warning("%s: %s", self._name, note)
         return True
 
@@ -238,7 +262,10 @@ class Executor:
         if not (self._asked.empty() or in_flight.check.is_open):
             self._proofs.append(self._asked.get())
             in_flight.prove()
-        while (batch := in_flight.next_message()) is not None:
+        # No work is begun in a process that is about to be replaced.
+        while (self._next_way is None or in_flight.check.is_open) and (
+            batch := in_flight.next_message()
+        ) is not None:
             runner.send(batch)
         messages = self._receive(runner, min(in_flight.find_deadline(seconds), in_flight.ask_again_at()))
         for message in messages:
@@ -306,6 +333,10 @@ class Executor:
         if not self._is_loaded:
             self._leave_backend(loss)
             return
+        if self._is_way_new:
+            logger.warning("The model cannot be run by %s, but as before: %s.", self.starter.order.way, loss)
+            self.starter.order = replace(self.starter.order, way=None)
+            self._is_way_new = False
         num_lost = self._in_flight.num_lost_in_row
         if num_lost > self._settings.max_runner_restarts:
             raise ModelError(
@@ -325,5 +356,5 @@ class Executor:
         """
         if not self._backend or loss.is_foreign or loss.is_exhausted:
             raise ModelError(f"Cannot load {self._name}: {loss}.")
-        self._starter.leave(self._backend, f"while it was loading, {loss}")
+        self.starter.leave(self._backend, f"while it was loading, {loss}")
         logger.warning("Loading %s without %s because %s.", self._name, self._backend, loss)

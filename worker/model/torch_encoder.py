@@ -157,7 +157,7 @@ class TorchEncoder(Encoder):
         """
         padded_because = "" if packed is not None else attention.reason
         place = SwitchFacts(order.device, self._shape.hidden_size, padded_because)
-        choices = choose_switches(order.switches, place, is_package_installed)
+        choices = choose_switches(order.switches, place, is_package_installed, order.way)
         if packed is None:
             return choices
         return apply_switches(

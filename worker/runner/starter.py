@@ -6,6 +6,7 @@ a group of runners, each pinned to its own device.
 
 import sys
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -68,6 +69,12 @@ class RunnerStarter:
         self._sharing = sharing
         self._shard_factory = shard_factory or factory
         self._timeout_seconds = collective_timeout_seconds
+
+    def with_order(self, order: EncoderOrder) -> "RunnerStarter":
+        """Return a starter of processes that differ only in their order."""
+        other = copy(self)
+        other.order = order
+        return other
 
     def leave(self, backend: str, reason: str) -> None:
         """Make processes that are started from now on skip this backend, for this reason."""

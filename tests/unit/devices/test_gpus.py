@@ -49,6 +49,10 @@ class FakeNvml:
     def nvmlShutdown(self) -> None:
         self.is_open = False
 
+    def nvmlSystemGetDriverVersion(self) -> str:
+        assert self.is_open
+        return "580.95"
+
     def nvmlDeviceGetCount(self) -> int:
         return len(self.gpus)
 
@@ -234,6 +238,15 @@ def test_a_gpu_with_the_memory_of_the_host_is_listed_with_it(monkeypatch: pytest
     assert [device.shares_host_memory for device in (shared, *others)] == [True, False, False, False]
     use = DeviceSampler(shared, lambda: None, UnifiedNvml()).sample()
     assert use == DeviceUse(20 * GIB, 120 * GIB, 0.87)
+
+
+def test_the_driver_has_a_version_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml()
+    monkeypatch.setattr(detect, "open_nvml", lambda: nvml)
+    assert detect.detect_driver() == "580.95"
+    assert not nvml.is_open
+    monkeypatch.setattr(detect, "open_nvml", lambda: None)
+    assert detect.detect_driver() == ""
 
 
 def test_a_detection_looks_anew_and_keeps_no_gpu_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
-"""Which switches an encoder takes, and why, and what their table and their defaults come to."""
+"""Which switches an encoder takes, and why, and what their table comes to."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +16,11 @@ from worker.encoder.switches import (
     SWITCHES,
     Switch,
     SwitchChoice,
-    SwitchDefaults,
     SwitchFacts,
     choose_switches,
-    load_defaults,
     parse_switches,
 )
+from worker.encoder.way import Way
 from worker.settings import load_worker_settings
 
 PROCESSOR = Device("cpu:0", "cpu", 0, (), 1, 1 << 30, frozenset({"avx512f"}))
@@ -40,7 +38,7 @@ TABLE = {
         Switch("hopper", "On one card.", smallest_capability=90, largest_capability=90, package="flash3"),
     )
 }
-DEFAULTS = {"sm_90": SwitchDefaults(("plain", "new", "hopper"), "2026-11-22, H100, torch 2.13")}
+WAY = Way("torch", ("plain", "new", "hopper"), "measured here on 2026-11-30")
 
 
 @pytest.fixture
@@ -59,18 +57,19 @@ def choose(
     installed: bool = True,
     hidden_size: int = 4096,
     padded_because: str = "",
+    way: Way | None = WAY,
 ) -> Mapping[str, SwitchChoice]:
     place = SwitchFacts(device, hidden_size, padded_because)
-    return {choice.name: choice for choice in choose_switches(wanted, place, lambda _: installed, DEFAULTS)}
+    return {choice.name: choice for choice in choose_switches(wanted, place, lambda _: installed, way)}
 
 
 @WITH_SMALL_TABLE
-def test_none_takes_none_and_auto_what_was_measured_on_the_card() -> None:
+def test_none_takes_none_and_auto_what_was_measured() -> None:
     assert choose("none") == {}
     chosen = choose("auto")
     assert list(chosen) == ["plain", "new", "hopper"]
-    assert all(choice.is_on and choice.reason.endswith("H100, torch 2.13") for choice in chosen.values())
-    assert choose("auto", ADA) == choose("auto", PROCESSOR) == {}, "nothing was measured there"
+    assert all(choice.is_on and choice.reason == WAY.reason for choice in chosen.values())
+    assert choose("auto", way=None) == {}, "nothing was measured there"
 
 
 @WITH_SMALL_TABLE
@@ -105,16 +104,14 @@ def test_named_switches_are_taken_where_they_can_be(names: str, expected: list[s
     ],
 )
 def test_what_cannot_be_is_an_error_where_it_was_asked_for_and_off_with_its_reason_by_auto(
-    name: str, device: Device, options: dict[str, object], reason: str, monkeypatch: pytest.MonkeyPatch
+    name: str, device: Device, options: dict[str, object], reason: str
 ) -> None:
     with pytest.raises(
         ModelError, match="remove it from VECTORMILL_WORKER_SWITCHES, or set that to auto or none"
     ) as error:
         choose(name, device, **options)  # type: ignore[arg-type]
     assert f"The switch {name} cannot be used because {reason};" in str(error.value)
-    everywhere = dict.fromkeys(device.features, SwitchDefaults((name,), "2026-11-22"))
-    monkeypatch.setattr(f"{__name__}.DEFAULTS", everywhere)
-    (choice,) = choose("auto", device, **options).values()  # type: ignore[arg-type]
+    (choice,) = choose("auto", device, way=Way("torch", (name,)), **options).values()  # type: ignore[arg-type]
     assert (choice.is_on, choice.note) == (False, f"The switch {name} is off because {reason}.")
 
 
@@ -155,25 +152,6 @@ def test_an_unknown_switch_is_refused_at_the_start_with_the_nearest_right_one() 
         ) as error:
             load_worker_settings(switches=wrong)
         assert right in str(error.value)
-
-
-@WITH_SMALL_TABLE
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ({"switches": ["plain", "plane"], "measured": "today"}, "names unknown switches: plane"),
-        ({"switches": ["plain"], "measured": " "}, "does not say how"),
-    ],
-)
-def test_defaults_that_nobody_wrote_by_measuring_are_refused(
-    entry: dict[str, object], message: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "switch_defaults.json"
-    path.write_text(json.dumps({"sm_90": entry}))
-    with pytest.raises(ConfigurationError, match=message):
-        load_defaults(path)
-    path.write_text(json.dumps({"sm_90": {"switches": ["hopper", "plain"], "measured": "today"}}))
-    assert load_defaults(path) == {"sm_90": SwitchDefaults(("plain", "hopper"), "today")}
 
 
 def test_a_backend_that_has_no_switches_refuses_them_by_name(tmp_path: Path) -> None:

@@ -1,0 +1,189 @@
+"""A worker finds the fastest way by real processes, keeps it for others, and changes to it without losing a text."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.tuned_encoder import BEHAVIOURS, CRASHES, DIES_IN_SERVICE, RAISES, WRONG
+from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from worker.devices.detect import detect_inventory
+from worker.devices.device import split_processor
+from worker.engine.engine import Engine
+from worker.engine.request import EncodeRequest
+from worker.settings import WorkerSettings
+from worker.tuning import comparison
+from worker.tuning.record import TuningRecords
+from worker.tuning.self_tuning import SelfTuning
+from worker.tuning.trial import TrialFailed, TrialStopped
+
+CARD = Registry({}).card(DEFAULT_MODEL)
+SPEC = make_spec(CARD, EncodingOptions(normalize=False))
+DEVICE = split_processor(detect_inventory(), 1)[0]
+SLOW: dict[str, Any] = {"seconds": 0.01}
+FAST: dict[str, Any] = {"seconds": 0.002}
+
+
+@pytest.fixture(autouse=True)
+def short_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches take the same time whenever they are timed, so that a moment is enough."""
+    monkeypatch.setattr(comparison, "PASS_SECONDS", 0.02)
+    monkeypatch.setattr(comparison, "NUM_PASSES", 2)
+
+
+@contextmanager
+def running(cache_dir: Path, behaviours: Mapping[str, Any], **settings: Any) -> Iterator[Engine]:
+    (cache_dir / BEHAVIOURS).write_text(json.dumps(behaviours))
+    engine = Engine(
+        CARD,
+        DEVICE,
+        WorkerSettings(reuse_bytes=0, **settings),
+        cache_dir,
+        factory="tests.tuned_encoder:TunedEncoder",
+    )
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.stop()
+
+
+def tune(engine: Engine) -> tuple[str, list[str]]:
+    record = engine.make_way_tuner().tune(threading.Event())
+    return record.way.backend, [finding.flaw for finding in record.findings]
+
+
+@pytest.mark.parametrize(
+    ("second", "expected", "flaw"),
+    [
+        (FAST, "torch", ""),
+        ({"seconds": 0.05}, "openvino", ""),
+        (FAST | {"fault": WRONG}, "openvino", "its results differ: its vector has changed"),
+        (FAST | {"fault": CRASHES}, "openvino", "the model process ended"),
+        (FAST | {"fault": RAISES}, "openvino", "no kernel for this card"),
+    ],
+)
+def test_the_fastest_way_that_is_right_is_found(
+    second: Mapping[str, Any], expected: str, flaw: str, new_cache_dir: Callable[[], Path]
+) -> None:
+    with running(new_cache_dir(), {"openvino": SLOW, "torch": second}) as engine:
+        backend, flaws = tune(engine)
+    assert backend == expected
+    assert flaws[0] == ""
+    assert flaw in flaws[1]
+    assert bool(flaw) == bool(flaws[1])
+
+
+def test_what_one_worker_found_holds_for_the_next_until_it_is_forgotten(
+    new_cache_dir: Callable[[], Path],
+) -> None:
+    cache_dir = new_cache_dir()
+    behaviours = {"openvino": SLOW, "torch": FAST}
+    with running(cache_dir, behaviours) as engine:
+        assert engine.report()["backend"]["value"] == "openvino", "nothing is known yet"
+        tune(engine)
+    with running(cache_dir, behaviours) as engine:
+        assert engine.report()["backend"]["value"] == "torch"
+        started: list[object] = []
+        engine.make_way_tuner().tune(threading.Event(), started.append)
+        assert started == [], "nothing is tried twice"
+    with running(cache_dir, behaviours, precision="fp32") as engine:
+        assert engine.report()["backend"]["value"] == "openvino", (
+            "another precision may be faster in another way"
+        )
+    assert TuningRecords(cache_dir).forget(CARD.name) == 1
+    with running(cache_dir, behaviours) as engine:
+        assert engine.report()["backend"]["value"] == "openvino"
+
+
+@pytest.mark.parametrize(
+    "settings", [{"reproducible": True}, {"backend": "torch", "switches": "none"}], ids=str
+)
+def test_nothing_is_tried_where_a_user_has_chosen_or_bits_may_not_change(
+    settings: Mapping[str, Any], new_cache_dir: Callable[[], Path]
+) -> None:
+    if "reproducible" in settings:
+        engine = Engine(CARD, DEVICE, WorkerSettings(**settings), new_cache_dir())
+        assert len(engine.make_way_tuner().ways) == 1
+        return
+    with running(new_cache_dir(), {"openvino": SLOW, "torch": FAST}, **settings) as engine:
+        assert [str(way) for way in engine.make_way_tuner().ways] == ["torch"]
+
+
+def test_a_model_that_cannot_be_run_as_usual_and_a_worker_that_stops_end_the_search(
+    new_cache_dir: Callable[[], Path],
+) -> None:
+    cache_dir = new_cache_dir()
+    with running(cache_dir, {"openvino": SLOW, "torch": FAST}) as engine:
+        (cache_dir / BEHAVIOURS).write_text(
+            json.dumps({"openvino": SLOW | {"fault": CRASHES}, "torch": FAST})
+        )
+        with pytest.raises(TrialFailed, match="the model process ended"):
+            engine.make_way_tuner().tune(threading.Event())
+        stopping = threading.Event()
+        stopping.set()
+        with pytest.raises(TrialStopped):
+            engine.make_way_tuner().tune(stopping)
+
+
+def test_one_worker_of_a_card_measures_and_the_others_take_what_it_found(
+    new_cache_dir: Callable[[], Path],
+) -> None:
+    tried: list[str] = []
+
+    def search(engine: Engine) -> str:
+        record = engine.make_way_tuner().tune(threading.Event(), lambda way: tried.append(str(way)))
+        return str(record.way)
+
+    with (
+        running(new_cache_dir(), {"openvino": SLOW, "torch": FAST}) as engine,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        assert list(threads.map(search, [engine] * 3)) == ["torch"] * 3
+    assert tried == ["openvino", "torch"]
+
+
+class Proofs:
+    """Stands in for the prover of a worker: counts periods, of which each exchange begins another."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.has_renewed = threading.Event()
+
+    def prove(self) -> None:
+        self.calls.append("prove")
+
+    def renew(self) -> None:
+        self.calls.append("renew")
+        self.has_renewed.set()
+
+
+@pytest.mark.parametrize(("fault", "expected"), [({}, "torch"), ({"fault": DIES_IN_SERVICE}, "openvino")])
+def test_a_worker_changes_to_the_fastest_way_while_it_serves_and_goes_back_if_it_cannot_be_loaded(
+    fault: dict[str, Any], expected: str, new_cache_dir: Callable[[], Path]
+) -> None:
+    proofs = Proofs()
+    with running(new_cache_dir(), {"openvino": SLOW, "torch": FAST | fault}) as engine:
+
+        def encode(number: int) -> Any:
+            texts = [f"text {number} {place}".encode() for place in range(20)]
+            return engine.encode(EncodeRequest(str(number), SPEC, texts, False, 1000), threading.Event())
+
+        expected_vectors = [encode(number).vectors for number in range(3)]
+        # Work that never ends: nothing is idle, so the ways are compared after `busy_seconds` beside it.
+        tuning = SelfTuning(engine, proofs, idle_seconds=0.05, busy_seconds=0.2)  # type: ignore[arg-type]
+        tuning.start()
+        with ThreadPoolExecutor(3) as threads:
+            while not proofs.has_renewed.is_set():
+                for number, result in enumerate(threads.map(encode, range(3))):
+                    assert not result.failures
+                    np.testing.assert_array_equal(result.vectors, expected_vectors[number])
+        tuning.stop()
+        assert engine.report()["backend"]["value"] == expected
+        assert proofs.calls == ["prove", "renew"], "a new way begins a new period of proofs"

@@ -1,0 +1,159 @@
+"""The fastest right way wins, on simulated devices: fast or slow by a known factor, noisy, wrong, or crashing."""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
+from worker.encoder.encoder import Choice, EncoderReport
+from worker.encoder.way import Way
+from worker.tuning.comparison import Finding, Workload, choose_best, compare_ways
+from worker.tuning.trial import TrialFailed
+
+REPORT = EncoderReport(Choice("d", ""), Choice("torch", ""), Choice("fp32", ""), "varlen", 1, 0.0)
+KNOWN = Batch.from_ids([np.arange(4, dtype=np.int32)])
+WORKLOADS = tuple(
+    Workload(length, (Batch.from_ids([np.zeros(length, np.int32)] * 8),)) for length in (16, 100, 512)
+)
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """How a simulated device runs a way: its true speed, what is wrong, and where it crashes."""
+
+    speed: float = 1.0
+    is_wrong: bool = False
+    is_refused: bool = False
+    crashes_at: str = ""  # loading, encoding or measuring
+
+    @property
+    def is_usable(self) -> bool:
+        return not (self.is_wrong or self.is_refused or self.crashes_at)
+
+
+class SimulatedModel:
+    def __init__(self, way: Way, behaviour: Behaviour, noise: random.Random, share: float) -> None:
+        self._behaviour = behaviour
+        self._noise = noise
+        self._share = share
+        self.report = replace(
+            REPORT, backend=Choice(way.backend, ""), switches=() if behaviour.is_refused else way.switches
+        )
+
+    def encode(self, batches: Sequence[Batch]) -> list[Ragged]:
+        self.crash("encoding")
+        value = 2.0 if self._behaviour.is_wrong else 1.0
+        return [Ragged.from_rows([np.full(3, value, np.float32)], np.float32) for _ in batches]
+
+    def measure(self, batches: Sequence[Batch]) -> float:
+        self.crash("measuring")
+        seconds = sum(batch.num_tokens for batch in batches) / self._behaviour.speed / 1e5
+        return seconds * (1 + self._share * self._noise.expovariate(1))
+
+    def crash(self, moment: str) -> None:
+        if self._behaviour.crashes_at == moment:
+            raise TrialFailed("the model process ended: it was killed")
+
+
+class SimulatedDevice:
+    def __init__(self, behaviours: dict[Way, Behaviour], seed: int = 0, noise: float = 0.0) -> None:
+        self._behaviours = behaviours
+        self._random = random.Random(seed)
+        self._noise = noise
+        self.num_open = 0
+
+    @contextmanager
+    def open(self, way: Way) -> Iterator[SimulatedModel]:
+        model = SimulatedModel(way, self._behaviours[way], self._random, self._noise)
+        model.crash("loading")
+        self.num_open += 1
+        assert self.num_open == 1, "the memory of a device may hold one model more, and not two"
+        try:
+            yield model
+        finally:
+            self.num_open -= 1
+
+
+def find_flaw(results: Ragged, expected: Ragged, report: EncoderReport) -> str:
+    return "" if np.array_equal(results.values, expected.values) else "its vector has changed"
+
+
+def compare(behaviours: dict[Way, Behaviour], seed: int = 0, noise: float = 0.0) -> tuple[Finding, ...]:
+    device = SimulatedDevice(behaviours, seed, noise)
+    return compare_ways(list(behaviours), device.open, KNOWN, WORKLOADS, find_flaw)
+
+
+EAGER, FUSED, COMPILED = Way("torch"), Way("torch", ("fused_qkv",)), Way("torch", ("fused_qkv", "compile"))
+BEHAVIOURS = st.builds(
+    Behaviour,
+    speed=st.floats(0.3, 3.0),
+    is_wrong=st.booleans(),
+    is_refused=st.booleans(),
+    crashes_at=st.sampled_from(["", "", "", "loading", "encoding", "measuring"]),
+)
+
+
+@given(st.floats(0.3, 3.0), st.lists(BEHAVIOURS, max_size=5), st.integers(0, 1 << 30), st.floats(0, 0.1))
+def test_the_way_that_is_chosen_is_right_and_at_most_three_percent_slower_than_the_fastest_right_one(
+    speed: float, others: list[Behaviour], seed: int, noise: float
+) -> None:
+    behaviours = {EAGER: Behaviour(speed)} | {
+        Way("torch", (f"switch{number}",)): behaviour for number, behaviour in enumerate(others)
+    }
+    findings = compare(behaviours, seed, noise)
+    chosen = choose_best(findings).way
+    assert behaviours[chosen].is_usable
+    fastest = max(behaviour.speed for behaviour in behaviours.values() if behaviour.is_usable)
+    assert behaviours[chosen].speed >= 0.97 * fastest
+    assert [bool(finding.flaw) for finding in findings] == [
+        not behaviour.is_usable for behaviour in behaviours.values()
+    ]
+
+
+def test_a_way_that_gains_nothing_leaves_the_simplest_one() -> None:
+    findings = compare({EAGER: Behaviour(1.0), FUSED: Behaviour(1.005), COMPILED: Behaviour(0.9)})
+    assert choose_best(findings).way == EAGER
+
+
+def test_a_way_that_is_out_says_why() -> None:
+    findings = compare(
+        {
+            EAGER: Behaviour(),
+            FUSED: Behaviour(2.0, is_wrong=True),
+            COMPILED: Behaviour(2.0, is_refused=True),
+            Way("openvino"): Behaviour(2.0, crashes_at="measuring"),
+        }
+    )
+    assert [finding.flaw for finding in findings] == [
+        "",
+        "its results differ: its vector has changed",
+        "fused_qkv, compile was turned off",
+        "the model process ended: it was killed",
+    ]
+
+
+def test_a_way_in_which_the_worker_serves_already_must_work() -> None:
+    with pytest.raises(TrialFailed, match="it was killed"):
+        compare({EAGER: Behaviour(crashes_at="loading"), FUSED: Behaviour()})
+
+
+def test_no_way_is_begun_when_the_time_is_over() -> None:
+    device = SimulatedDevice({EAGER: Behaviour(), FUSED: Behaviour(), COMPILED: Behaviour(2.0)})
+    times = iter([0.0, 30.0, 61.0])
+    findings = compare_ways(
+        [EAGER, FUSED, COMPILED],
+        device.open,
+        KNOWN,
+        WORKLOADS,
+        find_flaw,
+        lambda: next(times),
+        most_seconds=60,
+    )
+    assert [finding.flaw for finding in findings] == ["", "", "there was no time left after 60 s"]

@@ -1,0 +1,1 @@
+"""Find the fastest way to run a model on a device by trying its few ways, and keep what was found."""

@@ -1,0 +1,129 @@
+"""Records of what was found about a model on a device, in files that all workers of the machine share."""
+
+import fcntl
+import hashlib
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from vectormill.files.outputs import open_replacement
+from worker.encoder.way import Way
+from worker.tuning.comparison import Finding, choose_best
+from worker.tuning.trial import LOOK_SECONDS, TrialStopped
+
+logger = logging.getLogger(__name__)
+
+FOLDER: Final = "tuned"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Circumstances:
+    """What the speed of a model depends on. What was found holds in the same circumstances only.
+
+    `libraries` are those that compute, with their versions, and the device's driver. `num_workers` share the device.
+    Backend, precision, attention and switches are as in an EncoderOrder, mostly "auto".
+    """
+
+    device: str
+    features: tuple[str, ...]
+    libraries: tuple[str, ...]
+    model: str
+    revision: str
+    backend: str
+    precision: str
+    attention: str
+    switches: str
+    num_workers: int
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class TuningRecord:
+    """What was found, in which circumstances and when, as ISO 8601. `lengths` are in tokens."""
+
+    circumstances: Circumstances
+    found_at: str
+    lengths: tuple[int, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def best(self) -> Finding:
+        return choose_best(self.findings)
+
+    @property
+    def way(self) -> Way:
+        """Return the way in which the model is to be run, with the reason."""
+        best, usual = self.best, self.findings[0]
+        found = (
+            f"{best.compare(usual):.2f} times as fast as {usual.way}" if best != usual else "the fastest way"
+        )
+        return replace(best.way, reason=f"measured here on {self.found_at[:10]} to be {found}")
+
+
+class TuningRecords:
+    """The records below a cache directory. Several processes may use it at the same time."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        self._folder = cache_dir / FOLDER
+
+    def find(self, circumstances: Circumstances) -> TuningRecord | None:
+        """Return the record for these circumstances; None if there is none, or none that can be read."""
+        path = self._path(circumstances)
+        try:
+            record = msgspec.json.decode(path.read_bytes(), type=TuningRecord)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            logger.warning("The record %s cannot be read, so the model is measured again: %s", path, error)
+            return None
+        return record if record.circumstances == circumstances else None
+
+    def keep(self, record: TuningRecord) -> None:
+        """Write a record in place of the one before. Raise OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with open_replacement(self._path(record.circumstances)) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(record), indent=1))
+
+    def forget(self, model: str) -> int:
+        """Remove the records of a model and return their number. Raise OSError."""
+        num_removed = 0
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                record = msgspec.json.decode(path.read_bytes(), type=TuningRecord)
+            except ValueError:
+                continue
+            if record.circumstances.model == model:
+                path.unlink(missing_ok=True)
+                num_removed += 1
+        return num_removed
+
+    @contextmanager
+    def locked(self, device: str, stopping: threading.Event) -> Iterator[None]:
+        """Hold the right to measure on a device, which one process has at a time; wait for it.
+
+        Raise TrialStopped once `stopping` is set, and OSError.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name = hashlib.sha256(device.encode()).hexdigest()[:16]
+        with (self._folder / f"{name}.lock").open("w") as lock:
+            while True:
+                if stopping.is_set():
+                    raise TrialStopped
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    stopping.wait(LOOK_SECONDS)
+            yield
+
+    def _path(self, circumstances: Circumstances) -> Path:
+        return self._folder / f"{circumstances.key}.json"

@@ -1,0 +1,175 @@
+"""Find the fastest way to run a model on a device, or read it where it was found before."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+import numpy as np
+
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
+from worker.devices.backends import BACKENDS
+from worker.devices.detect import detect_driver
+from worker.devices.device import CPU, CUDA
+from worker.encoder.backends import list_backends
+from worker.encoder.choice import FP32, PADDED
+from worker.encoder.encoder import AUTO, EncoderOrder, EncoderReport
+from worker.encoder.switches import is_package_installed
+from worker.encoder.way import Way
+from worker.runner.starter import RunnerStarter
+from worker.tasks.finishing import PROMISE, PROMISE_FP32, find_turned
+from worker.tasks.task import WorkerTask
+from worker.tuning.comparison import Workload, compare_ways
+from worker.tuning.record import Circumstances, TuningRecord, TuningRecords
+from worker.tuning.trial import Trial
+
+logger = logging.getLogger(__name__)
+
+# The switches of each way of a packed network on CUDA, from the simplest on. What changes vectors is not among them.
+SWITCHES_OF_WAYS: Final = (
+    ("direct_flash", "fused_qkv"),
+    ("direct_flash", "fused_qkv", "compile"),
+    ("direct_flash", "flash3", "fused_qkv", "compile"),
+)
+# A query, a paragraph and a page; shorter ones for models that read no more.
+LENGTHS: Final = (16, 100, 512)
+# A batch as large as those in service: a GPU is busy, and a processor's batches fit into its caches.
+BATCH_TOKENS: Final = {CPU: 1024}
+ACCELERATOR_BATCH_TOKENS: Final = 16_384
+NUM_BATCHES: Final = 4
+# No way is begun after this time. A compiler may take minutes, while the worker serves as before.
+MOST_SECONDS: Final = 60.0
+LOAD_SECONDS: Final = 900.0
+ANSWER_SECONDS: Final = 60.0
+WORD: Final = "air "  # a single token in most vocabularies
+
+
+def list_ways(order: EncoderOrder) -> tuple[Way, ...]:
+    """Return the ways in which this order can be carried out, the usual one first.
+
+    There is only one where the user has named backend and switches, or where the bits of results may not change.
+    """
+    card = order.card
+    if order.is_reproducible or order.rank is not None or card.is_extractor or card.static is not None:
+        return (Way(""),)
+    usable = list_backends(
+        order.backend, order.device, lambda backend: is_package_installed(backend.package), must_pack=False
+    )
+    ways = [Way(backend.name) for backend, _ in usable]
+    if order.device.kind == CUDA and order.switches == AUTO and order.attention != PADDED:
+        packed = [backend.name for backend, _ in usable if backend.has_packed_attention]
+        ways += [Way(name, switches) for name in packed for switches in SWITCHES_OF_WAYS]
+    return tuple(ways)
+
+
+def describe_circumstances(order: EncoderOrder) -> Circumstances:
+    """Return what the speed of a model depends on that is carried out by this order."""
+    libraries = []
+    for package in sorted({backend.package for backend in BACKENDS.values()}):
+        try:
+            libraries.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    if order.device.kind == CUDA:
+        libraries.append(f"driver {detect_driver()}")
+    return Circumstances(
+        f"{order.device.description or order.device.kind}, {order.num_threads} threads",
+        tuple(sorted(order.device.features)),
+        tuple(libraries),
+        order.card.name,
+        order.card.revision,
+        order.backend,
+        order.precision,
+        order.attention,
+        order.switches,
+        order.device.num_parts,
+    )
+
+
+def find_way(order: EncoderOrder) -> Way | None:
+    """Return the way that was found to be the fastest for this order, with the reason; None if none was looked for."""
+    record = TuningRecords(order.cache_dir).find(describe_circumstances(order))
+    return None if record is None else record.way
+
+
+class WayTuner:
+    """Compares the ways of one model on one device. `task` makes the model's input from texts."""
+
+    def __init__(self, starter: RunnerStarter, task: WorkerTask, known: Batch) -> None:
+        """Keep what is needed. `known` are texts whose results are compared."""
+        self._starter = starter
+        self._order = starter.order
+        self._task = task
+        self._known = known
+        self._records = TuningRecords(self._order.cache_dir)
+        self._circumstances = describe_circumstances(self._order)
+        self.ways = list_ways(self._order)
+        self.current = self._order.way or self.ways[0]
+
+    def tune(
+        self, stopping: threading.Event, tell: Callable[[Way], object] = lambda way: None
+    ) -> TuningRecord:
+        """Compare all ways, keep what was found, and return it; or return what another process has found meanwhile.
+
+        `tell` is called with each way before it is tried. Raise TrialFailed if the model cannot be run in the usual
+        way, TrialStopped once `stopping` is set, and OSError.
+        """
+        with self._records.locked(self._order.device.uuid or self._order.device.name, stopping):
+            if found := self._records.find(self._circumstances):
+                return found
+            workloads = self._make_workloads()
+            findings = compare_ways(
+                self.ways,
+                partial(self._open, stopping, tell),
+                self._known,
+                workloads,
+                self._find_flaw,
+                most_seconds=MOST_SECONDS,
+            )
+            record = TuningRecord(
+                self._circumstances,
+                datetime.now(UTC).isoformat(timespec="seconds"),
+                tuple(workload.length for workload in workloads),
+                findings,
+            )
+            self._records.keep(record)
+            return record
+
+    @contextmanager
+    def _open(self, stopping: threading.Event, tell: Callable[[Way], object], way: Way) -> Iterator[Trial]:
+        tell(way)
+        starter = self._starter.with_order(replace(self._order, way=way))
+        with Trial(
+            starter, load_seconds=LOAD_SECONDS, answer_seconds=ANSWER_SECONDS, stopping=stopping
+        ) as trial:
+            yield trial
+
+    def _make_workloads(self) -> tuple[Workload, ...]:
+        """Return batches of each length, which differ in no other way from those of texts."""
+        longest = self._order.card.max_tokens
+        wanted = BATCH_TOKENS.get(self._order.device.kind, ACCELERATOR_BATCH_TOKENS)
+        workloads = {}
+        for length in LENGTHS:
+            text = self._task.make_known_inputs(WORD * min(length, longest))
+            one = Batch(text)
+            number = max(1, wanted // one.num_tokens)
+            batch = Batch({name: Ragged.join([rows] * number) for name, rows in text.items()})
+            workloads[one.num_tokens] = Workload(one.num_tokens, (batch,) * NUM_BATCHES)
+        return tuple(workloads.values())
+
+    def _find_flaw(self, results: Ragged, expected: Ragged, report: EncoderReport) -> str:
+        """Return what is wrong with results of the known texts; empty if each keeps the promise of its precision."""
+        for index in range(len(expected)):
+            row, own = expected.row(index), results.part(index, index + 1)
+            flaw = self._task.find_flaw(own, row)
+            if not flaw and report.gives_vectors and row.dtype == np.float32:
+                flaw = find_turned(own, row, PROMISE_FP32 if report.precision.value == FP32 else PROMISE)
+            if flaw:
+                return flaw
+        return ""
