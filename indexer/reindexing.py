@@ -450,10 +450,10 @@ def submit(context: RunContext, progress: ClaimProgress) -> UUID | None:
 
 
 def is_fill(context: RunContext, progress: ClaimProgress) -> bool:
-    """Return whether the run writes at least as many rows as the new generation already has.
+    """Return whether the run's rows go into a bulk load: it writes at least as many as the new generation has.
 
-    It has rows if an earlier run did not complete it, or of clients' jobs since the build began. Merging them
-    into a bulk load must not cost more than the bulk load saves.
+    The generation has rows if an earlier run did not complete it, or of clients' jobs since the build began.
+    Merging them into a bulk load must not cost more than the bulk load saves.
     """
     num_rows = int(context.run.report.get(COMPARING, {}).get("num_rows", 0))
     return num_rows <= progress.counts.num_new + progress.counts.num_changed

@@ -53,9 +53,6 @@ ERRORS_ON_A_PAGE: Final = 100
 MAX_EXPLAINED: Final = 50
 
 
-# What a job without a name gives, by its kind of result.
-
-
 @dataclass(frozen=True, slots=True)
 class StageRow:
     """A stage in which a job's chunks were worked on: its seconds and its share, and the share in whole percents."""
@@ -103,10 +100,8 @@ class JobView:
         named = (
             job.collection or (file if isinstance(file, str) else "") or job.output_table or job.output_url
         )
-        return (
-            named
-            or f"{RESULTS[job.spec.result]} of {job.num_items:,} {'text' if job.num_items == 1 else 'texts'}"
-        )
+        kept_as = RESULTS[job.spec.result].kept_as.capitalize()
+        return named or f"{kept_as} of {job.num_items:,} {'text' if job.num_items == 1 else 'texts'}"
 
     @property
     def done_share(self) -> float:

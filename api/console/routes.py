@@ -66,7 +66,10 @@ def get_asset(console: ConsoleDependency, digest: str, name: str) -> Response:
 async def get_login(
     request: Request, console: ConsoleDependency, next: str = HOME, ticket: str = ""
 ) -> Response:
-    """Return the login form, or redirect to the home page when no key is needed or a ticket takes its place."""
+    """Return the login form, or redirect to the home page if no key is needed.
+
+    A `ticket` that `vectormill up` has printed lately takes the place of a key.
+    """
     machine: MachineUsers = request.app.state.machine
     if machine.redeem(ticket):
         return begin_session(request, HOME, machine.keys[0], machine.secret)

@@ -201,7 +201,10 @@ class JobEvents(EventStream[JobBody]):
         return value["state"] in TERMINAL_JOB_STATES
 
     def has_moved(self, last: JobBody, value: JobBody) -> bool:
-        """The end of a wait is not reported, since the progress of items shows it."""
+        """Return whether followers are told: state or counts differ, or there is a new reason to wait.
+
+        The end of a wait is no news, since the progress of items shows it.
+        """
         if any(value[name] != last[name] for name in ("state", "num_done", "num_failed")):
             return True
         return value["waiting_because"] not in (None, last["waiting_because"])

@@ -1,7 +1,7 @@
 """Runs over HTTP: started, shown, listed, cancelled and confirmed."""
 
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Final
 from uuid import UUID
 
 import msgspec
@@ -39,6 +39,10 @@ from vectormill.sources.source import OWN_TEXTS, Source
 from vectormill.sources.sources import find_source_by_id
 
 router = APIRouter(tags=["runs"])
+# Options of a run that stand behind those of earlier releases where repeated requests are compared.
+COMPARED_LAST: Final = (
+    "priority", "least_recall", "least_cosine", "canary_sample", "most_failed_share", "model",
+)  # fmt: skip
 
 
 async def take_run_id(
@@ -79,10 +83,19 @@ def start_run(resources: Resources, name: str, body: RunRequest, idempotency_key
         assert run is not None, "only a due time of a schedule can have a run already"
         return str(run.id)
 
-    # `dry_run`, which is false here, is left out: keys of the release before it are compared too.
-    content = f"{name}\n".encode() + msgspec.json.encode({"kind": body.kind, "options": body.options})
+    content = write_compared(name, body)
     with resources.engine.begin() as connection:
         return find_run(connection, UUID(make_once(connection, "run", idempotency_key, content, make)))
+
+
+def write_compared(name: str, body: RunRequest) -> bytes:
+    """Return what a repeated request is compared by: what it was in earlier releases, whose keys stay valid.
+
+    `dry_run`, which is false for a run, is left out, and `sample` comes before the options that are younger.
+    """
+    options = msgspec.to_builtins(body.options)
+    compared = {each: options[each] for each in sorted(options, key=COMPARED_LAST.__contains__)}
+    return f"{name}\n".encode() + msgspec.json.encode({"kind": body.kind, "options": compared})
 
 
 def quote_reindex(resources: Resources, name: str, body: RunRequest) -> QuoteBody:

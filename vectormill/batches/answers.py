@@ -230,7 +230,7 @@ def _add_item(line: AnsweredLine, block: AnswerBlock, place: int, strips: _Strip
 class AnswerWriter:
     """A writer of a batch's output and error lines.
 
-    `end_state` decides the error of lines that were never tried.
+    `end_state`, in which the batch ended, decides the error of lines that were never tried.
     """
 
     def __init__(self, batch: RequestBatch, spec: EncodingSpec, end_state: str) -> None:

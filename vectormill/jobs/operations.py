@@ -70,7 +70,10 @@ class InputProgressBody(TypedDict):
 
 
 class OutputBody(TypedDict):
-    """The folder with a job's results. From the state `closed` on it has its manifest, and the table its parts."""
+    """The place of a job's results instead of Postgres: a folder, or a table of Iceberg.
+
+    From the state `closed` on the folder has its manifest, or the table the parts.
+    """
 
     url: str
     state: Annotated[str, Meta(description="open, ended, closing, closed, sweeping or swept.")]

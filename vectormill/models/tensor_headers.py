@@ -120,7 +120,7 @@ class _SizesUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it would call {module}.{name}")
 
     def persistent_load(self, pid: Any) -> str:
-        """Return the type from ("storage", type, number, device, length)."""
+        """Return the type of a storage, which torch pickles as (…, type, number, …); its numbers are not loaded."""
         return str(pid[1])
 
 

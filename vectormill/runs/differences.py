@@ -296,9 +296,9 @@ LOAD_CHANGES: Final = """
 def load_changes(
     connection: Connection, stage: RunTables, seq: int, *, kinds: Sequence[str], after: int, limit: int
 ) -> list[tuple[int, Item]]:
-    """Return up to `limit` staged rows of these kinds after a position, each as (position, item).
+    """Return up to `limit` staged rows of these kinds behind the ordinal `after`, each as (ordinal, item).
 
-    An item has its own place only if that differs from `seq`, the place of the run.
+    `Item.place` is set only where it is not `seq`, the place of the run.
     """
     values = {"seq": seq, "after": after, "kinds": list(kinds), "limit": limit}
     rows: Iterator[Any] = driver_of(connection).execute(stage.fill_in(LOAD_CHANGES), values, binary=True)

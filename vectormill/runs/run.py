@@ -117,7 +117,15 @@ MOST_SAMPLED: Final = 10_000
 
 def limit(text: str, unset: float, *, metavar: str = "SHARE", least: int = 0, most: int = 1) -> Help:
     """Return the help of a number with its default, by which a run is judged."""
-    return Help(text, default=f"`{unset:g}`", unset=f"{unset:g}", metavar=metavar, least=least, most=most)
+    return Help(
+        text,
+        f"By default {unset:g}.",
+        default=f"`{unset:g}`",
+        unset=f"{unset:g}",
+        metavar=metavar,
+        least=least,
+        most=most,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

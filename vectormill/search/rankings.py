@@ -227,9 +227,7 @@ def write_page(generation: Generation, search: Search, found: Statement) -> Stat
         best=best,
         attributes=names["attributes"],
         columns=" ".join(COLUMNS[part] for part in search.include),
-        join=f"JOIN vectormill.{names['table']} AS vectors ON vectors.key = best.key"
-        if VECTOR in search.include
-        else "",
+        join=JOIN_VECTORS.format(table=names["table"]) if VECTOR in search.include else "",
     )
     return Statement(page, found.values)
 

@@ -291,7 +291,7 @@ def follow_table(
     found = find_key_table(connection, source, table, key_column, reader_url)
     others = [other for other in list_followed_tables(connection, collection_id) if other != found]
     if others:
-        raise Conflict(f"Collection {collection!r} already follows {others[0]}; unfollow it first.")
+        raise Conflict(f"Collection {collection!r} already follows {others[0]}; unfollow that table first.")
     try:
         for event, clause in EVENTS.items():
             statement = sql.SQL(CREATE_TRIGGER).format(

@@ -198,7 +198,8 @@ class SqlReader(Reader):
         if max(sorted_rows, default=0) > MOST_SORTED_ROWS:
             raise SourceFailed(
                 f"Postgres would sort about {max(sorted_rows):,} rows for each page: the query needs an index by "
-                f"{self._options.key!r}, and must not group or sort by itself. Make one, or read it without pages."
+                f"{self._options.key!r}, and must not group or sort by itself. Create an index, or leave "
+                "out `pages`."
             )
 
     def read_columns(self, num_rows: int) -> Iterator[Values]:
@@ -528,7 +529,10 @@ def write_array(values: Sequence[str]) -> str:
 
 
 def write_mark(value: Any) -> str | float:
-    """Return the greatest value of a column of changes as it is stored. Raise TypeError."""
+    """Return a value of the column of changes as JSON keeps it, from which the next reading starts.
+
+    Raise TypeError if it is no time, text or number.
+    """
     if isinstance(value, datetime):
         return (value.astimezone(UTC) if value.tzinfo else value).isoformat(" ", timespec="microseconds")
     if isinstance(value, date):

@@ -88,8 +88,8 @@ def unpack(content: bytes | memoryview) -> Representations:
 def measure_agreement(first: Representations, second: Representations) -> dict[str, float]:
     """Return how well two representations of one text agree, by output: 1 if they are equal or neither has it.
 
-    Of dense vectors it is the cosine, of sparse ones the closeness, and of multi-vectors the smallest closeness of a
-    token's vectors. It is 0 if they have other dimensions or another number of tokens.
+    Of dense vectors it is the cosine, of sparse ones the cosine less a part for unlike lengths, and of multi-vectors
+    the smallest such number of a token's vectors. It is 0 if they have other dimensions or another number of tokens.
     """
     dense = tokens = 0.0
     if len(first.dense) == len(second.dense):

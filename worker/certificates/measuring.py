@@ -149,17 +149,17 @@ def choose_spec(card: ModelCard, max_tokens: int | None = None) -> EncodingSpec:
     if card.is_extractor:
         raise UnsupportedModel(
             f"{card.name} extracts records, and there is no reference for them: its authors' code is not part of any "
-            "library. Its answers to published texts are compared in tests/contract."
+            "library. No certificate can be measured for it."
         )
     if card.static is not None and card.static.is_model2vec:
         raise UnsupportedModel(
             f"{card.name} is a table of model2vec, whose authors' package is not installed with workers, and which "
-            "sentence-transformers reads by other rules. Its kind is compared with that package in tests/contract."
+            "sentence-transformers reads by other rules. No certificate can be measured for it."
         )
     if DENSE not in card.outputs:
         raise UnsupportedModel(
-            f"{card.name} computes {', '.join(card.outputs)}, and a certificate compares dense vectors or scores. Its "
-            "kind is compared with its authors' code in tests/contract."
+            f"{card.name} computes {', '.join(card.outputs)}, and a certificate compares dense vectors or scores. "
+            "No certificate can be measured for it."
         )
     limit = min(card.max_tokens, LONGEST_TOKENS) if max_tokens is None else max_tokens
     activation = None if card.classifier is None else RAW

@@ -160,7 +160,7 @@ class Tuner:
             self._predicted.note(len(batch) * length if self._cost.pads else batch.num_tokens, length)
 
     def observe_encoded(self, work: OwnedBatch, seconds: float, memory: MemoryReport | None) -> None:
-        """Learn from a batch that was noted before and encoded."""
+        """Adapt the budget to the seconds of an encoded batch and to the reported memory; `note` was called with it."""
         if memory is not None:
             self._memory = memory
             if self._free_bytes and self._predicted is not None:
