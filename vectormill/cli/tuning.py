@@ -56,6 +56,7 @@ def tune(model: str, *, devices: str | None = None, again: bool = False, forget:
     from vectormill.settings import load_settings
     from worker.devices.detect import detect_inventory
     from worker.engine.engine import Engine
+    from worker.placement.strategies import REPLICATE
     from worker.plan import plan_machine
     from worker.settings import find_cache_dir, load_worker_settings
     from worker.tuning.record import TuningRecords
@@ -71,23 +72,31 @@ def tune(model: str, *, devices: str | None = None, again: bool = False, forget:
         return []
     worker_settings = load_worker_settings(devices=devices)
     (planned,) = plan_machine([card], detect_inventory(), worker_settings)
-    kinds: dict[tuple[str, int], Device] = {
-        (device.description, device.num_parts): device for device in planned.devices
+    if planned.placement.replicas[0].strategy != REPLICATE:
+        raise ModelError(f"{card.name} is shared by several devices, which has a single way.")
+    kinds: dict[tuple[str, int, int], Device] = {
+        (device.description, device.num_threads, device.num_parts): device for device in planned.devices
     }
     records = []
     for device in kinds.values():
         tuner = Engine(card, device, worker_settings, cache_dir).make_way_tuner()
+        if len(tuner.ways) < 2:
+            tell(f"There is a single way to run {card.name} on {device.name} with these settings.")
+            continue
         try:
-            record = tuner.tune(threading.Event(), lambda way: tell(f"Trying {way} …"))
+            with tuner.tuned(threading.Event(), lambda way: tell(f"Trying {way} …")) as record:
+                found = record
         except TrialFailed as error:
-            raise ModelError(f"{card.name} cannot be run on {device.name}: {error}.") from error
+            raise ModelError(
+                f"The ways to run {card.name} on {device.name} cannot be compared: {error}."
+            ) from error
         records.append(
             {
-                **msgspec.to_builtins(record),
+                **msgspec.to_builtins(found),
                 "findings": [
-                    {**msgspec.to_builtins(finding), "name": str(finding.way)} for finding in record.findings
+                    {**msgspec.to_builtins(finding), "name": str(finding.way)} for finding in found.findings
                 ],
-                "taken": f"{record.way}, {record.way.reason}",
+                "taken": f"{found.way}, {found.way.reason}",
             }
         )
     return records

@@ -16,7 +16,6 @@ from vectormill.extras import require
 from vectormill.files.roots import ANYWHERE, Roots
 from vectormill.objects.reference import open_parquet
 from vectormill.objects.store import describe_object, normalize, read_range
-from vectormill.results.table import choose_kind
 
 if TYPE_CHECKING:
     import pyarrow
@@ -76,6 +75,8 @@ def read_manifest_below(url: str, roots: Roots) -> Manifest:
 def make_part_schema(spec: EncodingSpec) -> "pyarrow.Schema":
     """Return the columns of a job's parts, which are the same whether or not the items of a part have metadata."""
     import pyarrow as pa
+
+    from vectormill.results.table import choose_kind  # imported late: a client without tables loads no numpy
 
     return pa.schema(
         [

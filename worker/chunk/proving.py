@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from sqlalchemy import Engine
@@ -47,16 +48,21 @@ class Prover:
         self._num_restarts = 0  # of the model process, when the period began
         self._is_used = False  # whether anything was computed in the period
         self._flaw = ""
+        self._is_outdated = False  # whether the model is run in another way than the period says
+        self._proving = threading.Lock()  # held while a period is ended or begun
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="proofs", daemon=True)
 
     def start(self) -> None:
         """Begin the first period, of a model that was loaded, and prove from now on."""
-        self.renew()
+        self._renew()
         self._thread.start()
 
-    def renew(self) -> None:
-        """Begin a new period, of a model that runs in another way now."""
+    def expect_new_way(self) -> None:
+        """Begin a new period with the next results, which a model process computes that runs in another way."""
+        self._is_outdated = True
+
+    def _renew(self) -> None:
         report = self._encoding.report()
         self._report = {"vectormill": __version__} | {name: report[name] for name in KEPT if name in report}
         self._period = self._begin()
@@ -72,6 +78,11 @@ class Prover:
         self._is_used = True
         if self._flaw:
             raise EngineStopped(f"The model process is faulty: {self._flaw}")
+        if self._is_outdated:
+            with self._proving, suppress(*DATABASE_ERRORS):  # without a database nothing is committed either
+                if self._is_outdated:
+                    self._renew()
+                    self._is_outdated = False
         return self._period
 
     def prove(self) -> str | None:
@@ -79,12 +90,13 @@ class Prover:
 
         Later results belong to the next period, which begins before the known texts are encoded.
         """
-        before, num_restarts = self._period, self._num_restarts
-        self._is_used = False
-        self._period = current = self._begin()
-        flaw = self._ask()
-        if flaw is None or (not flaw and self._num_restarts != num_restarts):
-            return None  # results of a process that has ended cannot be vouched for
+        with self._proving:
+            before, num_restarts = self._period, self._num_restarts
+            self._is_used = False
+            self._period = current = self._begin()
+            flaw = self._ask()
+            if flaw is None or (not flaw and self._encoding.report()["num_restarts"] != num_restarts):
+                return None  # results of a process that has ended cannot be vouched for
         assert before is not None, "a period begins before the first proof"
         if not flaw:
             with self._database.begin() as connection:

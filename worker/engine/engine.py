@@ -31,7 +31,7 @@ from worker.devices.device import Device
 from worker.encoder.choice import FP32
 from worker.encoder.encoder import EncoderOrder, EncoderReport, find_changes
 from worker.encoder.way import Way
-from worker.engine.executor import Executor, Proof
+from worker.engine.executor import Exchange, Executor, Proof
 from worker.engine.in_flight import KnownTexts
 from worker.engine.request import EncodeRequest, EncodeResult, wait_unless_cancelled
 from worker.engine.request_queue import QUERY_PLACES, Admission, RequestQueue, Ticket
@@ -101,7 +101,7 @@ class Engine:
             raise ModelError(f"{card.name} cannot be shared by {sharing.replica.strategy}: {obstacle}.")
         num_threads = settings.threads or device.num_threads
         self._card = card
-        self._device = device
+        self.device = device
         self._tuner = Tuner(card, device, settings, sharing, query_timeout_seconds)
         self._words = WordTally()
         self._tasks = make_tasks(card, lambda: self._gives_vectors, self._words, device.num_tokenizer_threads)
@@ -206,11 +206,17 @@ class Engine:
 
     def make_way_tuner(self) -> WayTuner:
         """Return a tuner that tries other ways to run this model, in processes of its own beside that of the engine."""
-        return WayTuner(self._executor.starter, self._own, self._known)
+        # A task of its own, since the engine's thread uses that of the engine.
+        return WayTuner(self._executor.starter, next(iter(make_tasks(self._card).values())), self._known)
 
-    def exchange(self, way: Way) -> None:
-        """Run the model in another way as soon as the batches in flight are done. No text is lost."""
-        self._executor.exchange(way)
+    def exchange(self, way: Way) -> Exchange:
+        """Run the model in another way once the batches in flight are done and `confirm` is called. No text is lost."""
+        return self._executor.exchange(way)
+
+    def confirm(self, exchange: Exchange) -> None:
+        """Replace the drained process."""
+        exchange.is_confirmed.set()
+        self._executor.wake()
 
     def is_healthy(self) -> bool:
         """Return True unless the engine has ended for good.

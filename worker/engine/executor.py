@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from queue import Queue
 from selectors import EVENT_READ, DefaultSelector
@@ -47,6 +47,15 @@ DEAD: Final = "dead"
 
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A change to another way: the caller waits for `is_drained`, sets `is_confirmed`, and wakes the executor."""
+
+    way: Way
+    is_drained: threading.Event = field(default_factory=threading.Event)
+    is_confirmed: threading.Event = field(default_factory=threading.Event)
 
 
 # Called with every encoder that was loaded, before it gets its first batch.
@@ -82,8 +91,10 @@ class Executor:
         self._asked: Queue[Proof] = Queue()  # proofs that were asked for
         self._proofs: list[Proof] = []  # those that the runner is giving
         self._runner: AnyRunner | None = None
-        self._next_way: Way | None = None  # in which the model is to be run when its batches are done
-        self._is_way_new = False  # whether no process has yet run the model in its way
+        self._exchange: Exchange | None = None  # the process is drained for it
+        self._is_running = (
+            False  # whether the present process has loaded the model and encoded the known texts
+        )
         self._is_loaded = False  # whether any runner has loaded the model and encoded the known texts
         self._backend = ""  # the backend that loads the model, once the process has named it
         self.num_restarts = 0
@@ -125,13 +136,14 @@ class Executor:
         self.wake()
         return proof
 
-    def exchange(self, way: Way) -> None:
-        """Run the model in another way from now on: replace its process once its batches are done. No batch is lost.
+    def exchange(self, way: Way) -> Exchange:
+        """Run the model in another way: drain its process, and replace it as soon as the caller confirms that.
 
-        If the model cannot be loaded in that way, it is loaded as before.
+        No work is begun until then, and none is lost. If the model cannot be loaded in that way, it is loaded as usual.
         """
-        self._next_way = way
+        self._exchange = exchange = Exchange(way)
         self.wake()
+        return exchange
 
     def find_pid(self, rank: int = 0) -> int | None:
         """Return the process id of the model process of this rank; None while there is none."""
@@ -174,7 +186,7 @@ class Executor:
         self._proofs = []
 
     def _run_one_runner(self) -> None:
-        self._backend = ""
+        self._backend, self._is_running = "", False
         self._runner = runner = self.starter.start()
         self._watch(runner)
         try:
@@ -184,23 +196,30 @@ class Executor:
                 return
         finally:
             self._display.close()
-        self._is_loaded, self._is_way_new = True, False
+        self._is_loaded, self._is_running = True, True
         self.state, self.reason = RUNNING, ""
         self._settled.set()
         while not self._stopping.is_set():
-            if self._next_way is not None and not self._in_flight.outstanding and not self._proofs:
-                self._take_next_way(runner)
+            if self._is_exchanged(runner):
                 return
             self._step(runner, "a forward pass", self._settings.forward_timeout_seconds)
 
-    def _take_next_way(self, runner: AnyRunner) -> None:
-        way, self._next_way = self._next_way, None
-        self.starter.order = replace(self.starter.order, way=way)
-        self._is_way_new = True
-        self.state, self.reason = RESTARTING, f"it takes another way: {way}"
+    def _is_exchanged(self, runner: AnyRunner) -> bool:
+        """Stop the process if it is drained and its exchange is confirmed. Return whether it was stopped."""
+        exchange = self._exchange
+        if exchange is None or self._proofs or not self._in_flight.is_drained:
+            return False
+        exchange.is_drained.set()
+        if not exchange.is_confirmed.is_set() or not self._asked.empty():
+            return False
+        self._exchange = None
+        self.starter.order = replace(self.starter.order, way=exchange.way)
+        self.state, self.reason = RESTARTING, f"the model changes to {exchange.way}"
         self.num_restarts += 1
         runner.stop()
         self._runner = None
+        self._in_flight.rebuild()
+        return True
 
     def _wait_until_loaded(self, runner: AnyRunner) -> bool:
         """Wait until the model is loaded. Return False if the executor was stopped in the meantime."""
@@ -214,7 +233,8 @@ class Executor:
                     runner, f"loading took more than {self._settings.model_load_timeout_seconds:g} s"
                 )
         if isinstance(message, LoadFailed):
-            if not self._is_loaded:  # the model was never loaded, so trying again would not help
+            # A model that was never loaded cannot be loaded the next time either, unless in another way.
+            if not self._is_loaded and self.starter.order.way is None:
                 raise ModelError(message.reason)
             raise RunnerLost(message.reason)
         assert isinstance(message, Loaded)
@@ -263,7 +283,7 @@ class Executor:
             self._proofs.append(self._asked.get())
             in_flight.prove()
         # No work is begun in a process that is about to be replaced.
-        while (self._next_way is None or in_flight.check.is_open) and (
+        while (self._exchange is None or in_flight.check.is_open) and (
             batch := in_flight.next_message()
         ) is not None:
             runner.send(batch)
@@ -330,13 +350,16 @@ class Executor:
             self._answer(flaw)
             raise ModelError(f"The model process gives other results than when it was loaded: {flaw}.")
         self._answer(None)
+        if not self._is_running and self.starter.order.way is not None:
+            # What was measured before need not work now, and the model works without.
+            logger.warning(
+                "%s cannot be run by %s now, but as usual: %s.", self._name, self.starter.order.way, loss
+            )
+            self.starter.order = replace(self.starter.order, way=None)
+            return
         if not self._is_loaded:
             self._leave_backend(loss)
             return
-        if self._is_way_new:
-            logger.warning("The model cannot be run by %s, but as before: %s.", self.starter.order.way, loss)
-            self.starter.order = replace(self.starter.order, way=None)
-            self._is_way_new = False
         num_lost = self._in_flight.num_lost_in_row
         if num_lost > self._settings.max_runner_restarts:
             raise ModelError(

@@ -186,6 +186,15 @@ class InFlight:
         self._dimension = self._model_dimension if report.gives_vectors else None
         self.check.begin(self._num_streams, is_in_doubt=self.is_sickness, is_same=same)
 
+    @property
+    def is_drained(self) -> bool:
+        """Return whether nothing depends on the process any more: no batch is with it, and no result is in doubt."""
+        return not self.outstanding and not self.check.is_open
+
+    def rebuild(self) -> None:
+        """Give batches that are to be tried again back to the queue, since another process takes other batches."""
+        self._returned = self._queue.take_back(self._returned)
+
     def prove(self) -> None:
         """Start a check of the runner although nothing has failed: it may have become faulty without an error."""
         self.check.doubt(self._num_streams)
@@ -343,7 +352,7 @@ class InFlight:
         self.started.clear()
         self._return(*self.outstanding.values())
         self.outstanding.clear()
-        self._returned = self._queue.take_back(self._returned)
+        self.rebuild()
         self.num_lost_in_row += 1
 
     def _salvage(self, loss: RunnerLost) -> None:

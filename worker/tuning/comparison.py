@@ -2,7 +2,6 @@
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ PASS_SECONDS: Final = 0.25
 NUM_PASSES: Final = 7
 # A way that takes another backend or switches has to gain so much over a simpler one.
 LEAST_GAIN: Final = 1.01
+# If the first way is now so much faster or slower than in the beginning, the ways were not measured alike.
+MOST_CHANGE: Final = 1.1
 
 
 class RunningModel(Protocol):
@@ -33,26 +34,26 @@ class RunningModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class TrialWork:
     """Batches of texts of one length, in tokens. Repeated, they are the work of a pass."""
 
     length: int
     batches: tuple[Batch, ...]
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(batch.num_tokens for batch in self.batches)
-
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What was found about a way: tokens per second for each length, or why it cannot be used."""
+class WayResult:
+    """What was found about a way: tokens per second for each length, or why it cannot be used.
+
+    A flaw may pass if it is a failure of the process, such as a lack of memory.
+    """
 
     way: Way
     tokens_per_second: tuple[float, ...] = ()
     flaw: str = ""
+    may_pass: bool = False
 
-    def compare(self, other: "Finding") -> float:
+    def compare(self, other: "WayResult") -> float:
         """Return how many times as fast as another way this one is, as the geometric mean of all lengths."""
         pairs = zip(self.tokens_per_second, other.tokens_per_second, strict=True)
         return math.exp(statistics.fmean(math.log(own / its) for own, its in pairs))
@@ -68,64 +69,77 @@ def compare_ways(
     ways: Sequence[Way],
     open_trial: OpenTrial,
     known: Batch,
-    workloads: Sequence[Workload],
+    workloads: Sequence[TrialWork],
     find_flaw: FindFlaw,
-    clock: Callable[[], float] = time.monotonic,
-    most_seconds: float = math.inf,
-) -> tuple[Finding, ...]:
+) -> tuple[WayResult, ...]:
     """Try each way and return what was found, in their order.
 
-    Results of the batch `known` are compared with those of the first way. A way that fails, whose results differ or
-    that is not used as asked has its reason instead of rates. No way is begun after `most_seconds`.
+    Results of the batch `known` are compared with those of the first way that works, which is measured again at the
+    end. A way that fails or whose results differ has its reason instead of rates. A way of which a switch cannot be
+    used is measured without it, unless it is another way then.
 
-    Raise TrialFailed if the first way fails.
+    Raise TrialFailed if no way works, or if the device has become faster or slower meanwhile.
     """
-    started = clock()
-    findings: list[Finding] = []
+    findings: list[WayResult] = []
     expected: Ragged | None = None
     for way in ways:
-        if findings and clock() - started > most_seconds:
-            findings.append(Finding(way, flaw=f"there was no time left after {most_seconds:g} s"))
-            continue
         try:
             with open_trial(way) as model:
-                if flaw := _find_refusal(way, model.report):
-                    raise TrialFailed(flaw)
+                used = Way(
+                    model.report.backend.value,
+                    tuple(switch for switch in way.switches if switch in model.report.switches),
+                )
+                if used != way and (
+                    used.backend != way.backend or used in (*ways, *(each.way for each in findings))
+                ):
+                    findings.append(WayResult(way, flaw=_explain(used, way, model.report)))
+                    continue
                 results = model.encode([known])[0]
                 if expected is None:
                     expected = results
                 elif flaw := find_flaw(results, expected, model.report):
-                    raise TrialFailed(f"its results differ: {flaw}")
-                findings.append(Finding(way, tuple(_measure(model, each) for each in workloads)))
+                    findings.append(WayResult(used, flaw=f"its results differ: {flaw}"))
+                    continue
+                findings.append(WayResult(used, _measure(model, workloads)))
         except TrialFailed as error:
-            if not findings:
-                raise
-            findings.append(Finding(way, flaw=str(error)))
+            findings.append(WayResult(way, flaw=str(error), may_pass=True))
+    usable = [finding for finding in findings if not finding.flaw]
+    if not usable:
+        raise TrialFailed("; ".join(f"{finding.way}: {finding.flaw}" for finding in findings))
+    if len(usable) > 1:
+        with open_trial(usable[0].way) as model:
+            change = WayResult(usable[0].way, _measure(model, workloads)).compare(usable[0])
+        if not 1 / MOST_CHANGE < change < MOST_CHANGE:
+            raise TrialFailed(
+                f"{usable[0].way} was {change:.2f} times as fast in the end as in the beginning, so something else "
+                "uses the device"
+            )
     return tuple(findings)
 
 
-def choose_best(findings: Sequence[Finding]) -> Finding:
+def choose_best(findings: Sequence[WayResult]) -> WayResult:
     """Return the fastest way; of ways that hardly differ from it, the first."""
     usable = [finding for finding in findings if not finding.flaw]
     fastest = max(usable, key=lambda finding: finding.compare(usable[0]))
     return next(finding for finding in usable if fastest.compare(finding) < LEAST_GAIN)
 
 
-def _find_refusal(way: Way, report: EncoderReport) -> str:
-    """Return why the model does not run in the way that was asked for; empty if it does."""
-    if report.backend.value != way.backend:
+def _explain(used: Way, way: Way, report: EncoderReport) -> str:
+    """Return why the model does not run in the way that was asked for."""
+    if used.backend != way.backend:
         return f"{report.backend.value} runs instead: {report.backend.reason}"
-    missing = [switch for switch in way.switches if switch not in report.switches]
-    if not missing:
-        return ""
+    missing = [switch for switch in way.switches if switch not in used.switches]
     notes = [note for note in report.notes if any(f" {switch} " in note for switch in missing)]
     return " ".join(notes).rstrip(".") or f"{', '.join(missing)} was turned off"
 
 
-def _measure(model: RunningModel, workload: Workload) -> float:
-    """Return the tokens per second that a model computes of a workload."""
-    seconds = model.measure(workload.batches)  # the first pass also compiles, or allocates memory
-    seconds = model.measure(workload.batches)
-    repeated = workload.batches * max(1, math.ceil(PASS_SECONDS / max(seconds, 1e-6)))
-    num_tokens = sum(batch.num_tokens for batch in repeated)
-    return num_tokens / min(model.measure(repeated) for _ in range(NUM_PASSES))
+def _measure(model: RunningModel, workloads: Sequence[TrialWork]) -> tuple[float, ...]:
+    """Return the tokens per second that a model computes of each workload."""
+    rates = []
+    for workload in workloads:
+        model.measure(workload.batches)  # the first pass also compiles, or allocates memory
+        seconds = model.measure(workload.batches)
+        repeated = workload.batches * max(1, math.ceil(PASS_SECONDS / max(seconds, 1e-6)))
+        num_tokens = sum(batch.num_tokens for batch in repeated)
+        rates.append(num_tokens / min(model.measure(repeated) for _ in range(NUM_PASSES)))
+    return tuple(rates)

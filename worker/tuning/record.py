@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -14,16 +15,18 @@ import msgspec
 
 from vectormill.files.outputs import open_replacement
 from worker.encoder.way import Way
-from worker.tuning.comparison import Finding, choose_best
+from worker.tuning.comparison import WayResult, choose_best
 from worker.tuning.trial import LOOK_SECONDS, TrialStopped
 
 logger = logging.getLogger(__name__)
 
 FOLDER: Final = "tuned"
+# A failure that may pass, such as a lack of memory, is tried again after this time.
+STALE_AFTER: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Circumstances:
+class TuningKey:
     """What the speed of a model depends on. What was found holds in the same circumstances only.
 
     `libraries` are those that compute, with their versions, and the device's driver. `num_workers` share the device.
@@ -50,19 +53,16 @@ class Circumstances:
 class TuningRecord:
     """What was found, in which circumstances and when, as ISO 8601. `lengths` are in tokens."""
 
-    circumstances: Circumstances
+    circumstances: TuningKey
     found_at: str
     lengths: tuple[int, ...]
-    findings: tuple[Finding, ...]
-
-    @property
-    def best(self) -> Finding:
-        return choose_best(self.findings)
+    findings: tuple[WayResult, ...]
 
     @property
     def way(self) -> Way:
         """Return the way in which the model is to be run, with the reason."""
-        best, usual = self.best, self.findings[0]
+        best = choose_best(self.findings)
+        usual = next(finding for finding in self.findings if not finding.flaw)
         found = (
             f"{best.compare(usual):.2f} times as fast as {usual.way}" if best != usual else "the fastest way"
         )
@@ -75,7 +75,7 @@ class TuningRecords:
     def __init__(self, cache_dir: Path) -> None:
         self._folder = cache_dir / FOLDER
 
-    def find(self, circumstances: Circumstances) -> TuningRecord | None:
+    def find(self, circumstances: TuningKey) -> TuningRecord | None:
         """Return the record for these circumstances; None if there is none, or none that can be read."""
         path = self._path(circumstances)
         try:
@@ -85,7 +85,9 @@ class TuningRecords:
         except (OSError, ValueError) as error:
             logger.warning("The record %s cannot be read, so the model is measured again: %s", path, error)
             return None
-        return record if record.circumstances == circumstances else None
+        age = datetime.now(UTC) - datetime.fromisoformat(record.found_at)
+        is_stale = age > STALE_AFTER and any(finding.may_pass for finding in record.findings)
+        return record if record.circumstances == circumstances and not is_stale else None
 
     def keep(self, record: TuningRecord) -> None:
         """Write a record in place of the one before. Raise OSError."""
@@ -125,5 +127,5 @@ class TuningRecords:
                     stopping.wait(LOOK_SECONDS)
             yield
 
-    def _path(self, circumstances: Circumstances) -> Path:
+    def _path(self, circumstances: TuningKey) -> Path:
         return self._folder / f"{circumstances.key}.json"

@@ -9,8 +9,8 @@ from vectormill.db.outages import DATABASE_ERRORS
 from worker.chunk.proving import Prover
 from worker.encoder.way import Way
 from worker.engine.engine import Engine
-from worker.engine.executor import RUNNING
-from worker.tuning.trial import TrialFailed, TrialStopped
+from worker.engine.executor import RESTARTING
+from worker.tuning.trial import LOOK_SECONDS, TrialFailed, TrialStopped
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +18,12 @@ logger = logging.getLogger(__name__)
 IDLE_SECONDS: Final = 5.0
 # A worker that is never idle is tuned all the same; the ways are then compared beside its work.
 BUSY_SECONDS: Final = 600.0
+# How often the ways are compared if that fails, each time when the worker is idle again.
+NUM_ATTEMPTS: Final = 3
+# Nothing is tried if so much of the device's memory would be in use then.
+MOST_USED_SHARE: Final = 0.8
+# The thread is not waited for longer: it may wait for a database to note that a process was faulty.
+STOP_SECONDS: Final = 5.0
 
 
 class SelfTuning:
@@ -49,41 +55,61 @@ class SelfTuning:
         """Stop, and end the process of a way that is being tried."""
         self._stopping.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(STOP_SECONDS)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
 
     def _run(self) -> None:
-        if not self._wait_until_idle():
-            return
-        try:
-            record = self._tuner.tune(self._stopping)
-        except TrialStopped:
-            return
-        except (TrialFailed, OSError) as error:
-            logger.warning(
-                "The fastest way to run the model could not be found; it runs as before: %s.", error
-            )
-            return
-        way = record.way
-        for finding in record.findings:
-            logger.info("%s: %s", finding.way, finding.flaw or f"{finding.tokens_per_second} tokens/s")
-        if way == self._tuner.current:
-            logger.info("The model goes on by %s: %s.", way, way.reason)
-            return
-        logger.info("The model changes to %s: %s.", way, way.reason)
-        try:
-            self._change(way)
-        except DATABASE_ERRORS as error:
-            logger.warning("The period of the former way could not be ended: %s", error)
+        for _ in range(NUM_ATTEMPTS):
+            if not self._wait_until_idle():
+                return
+            if not self._has_room():
+                logger.info(
+                    "The ways to run the model are not compared: its device has no memory for another copy."
+                )
+                return
+            try:
+                with self._tuner.tuned(self._stopping) as record:
+                    for finding in record.findings:
+                        logger.info(
+                            "%s: %s", finding.way, finding.flaw or f"{finding.tokens_per_second} tokens/s"
+                        )
+                    if record.way != self._tuner.current:
+                        self._change(record.way)
+                return
+            except TrialStopped:
+                return
+            except (TrialFailed, OSError, *DATABASE_ERRORS) as error:
+                logger.warning(
+                    "The fastest way to run the model was not found; it runs as before: %s.", error
+                )
+
+    def _has_room(self) -> bool:
+        """Return whether a second copy of the model and its batches fit beside those in service."""
+        report = self._engine.report()
+        own_share = report["device_memory_bytes"] / max(1, self._engine.device.memory_bytes)
+        return bool(report["memory_used_share"] + own_share <= MOST_USED_SHARE)
 
     def _change(self, way: Way) -> None:
-        """Move the engine to another way, which begins a new period of proofs."""
-        self._prover.prove()
+        """Move the engine to another way, between two periods of proofs; wait until the model is loaded."""
+        logger.info("The model changes to %s: %s.", way, way.reason)
+        self._tuner.current = way
         num_restarts = self._engine.report()["num_restarts"]
-        self._engine.exchange(way)
-        while not self._stopping.wait(self._idle_seconds):
+        exchange = self._engine.exchange(way)
+        try:
+            while not exchange.is_drained.wait(LOOK_SECONDS):
+                if self._stopping.is_set() or not self._engine.is_healthy():
+                    return
+            if self._prover.prove():
+                return  # the process was faulty, and the worker ends
+            self._prover.expect_new_way()
+        finally:
+            self._engine.confirm(exchange)
+        while not self._stopping.wait(LOOK_SECONDS):
             report = self._engine.report()
-            if report["num_restarts"] > num_restarts and report["state"] == RUNNING:
-                self._prover.renew()
+            if report["num_restarts"] > num_restarts and report["state"] != RESTARTING:
                 return
 
     def _wait_until_idle(self) -> bool:

@@ -49,7 +49,10 @@ class Trial:
         self._num_sent = 0
 
     def __enter__(self) -> Self:
-        self._runner = self._starter.start()
+        try:
+            self._runner = self._starter.start()
+        except RunnerLost as error:
+            raise TrialFailed(f"the model process ended: {error}") from error
         try:
             loaded = self._listen(Loaded, self._load_seconds)[0]
         except BaseException:

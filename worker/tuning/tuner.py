@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -12,21 +12,23 @@ from typing import Final
 
 import numpy as np
 
+from vectormill import __version__
+from vectormill.domain.errors import ModelError
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.backends import BACKENDS
 from worker.devices.detect import detect_driver
 from worker.devices.device import CPU, CUDA
 from worker.encoder.backends import list_backends
-from worker.encoder.choice import FP32, PADDED
+from worker.encoder.choice import FP32, PACKED, PADDED
 from worker.encoder.encoder import AUTO, EncoderOrder, EncoderReport
-from worker.encoder.switches import is_package_installed
+from worker.encoder.switches import SWITCHES, is_package_installed
 from worker.encoder.way import Way
 from worker.runner.starter import RunnerStarter
 from worker.tasks.finishing import PROMISE, PROMISE_FP32, find_turned
 from worker.tasks.task import WorkerTask
-from worker.tuning.comparison import Workload, compare_ways
-from worker.tuning.record import Circumstances, TuningRecord, TuningRecords
+from worker.tuning.comparison import TrialWork, compare_ways
+from worker.tuning.record import TuningKey, TuningRecord, TuningRecords
 from worker.tuning.trial import Trial
 
 logger = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ logger = logging.getLogger(__name__)
 # The switches of each way of a packed network on CUDA, from the simplest on. What changes vectors is not among them.
 SWITCHES_OF_WAYS: Final = (
     ("direct_flash", "fused_qkv"),
+    ("direct_flash", "flash3", "fused_qkv"),
     ("direct_flash", "fused_qkv", "compile"),
     ("direct_flash", "flash3", "fused_qkv", "compile"),
 )
@@ -41,11 +44,10 @@ SWITCHES_OF_WAYS: Final = (
 LENGTHS: Final = (16, 100, 512)
 # A batch as large as those in service: a GPU is busy, and a processor's batches fit into its caches.
 BATCH_TOKENS: Final = {CPU: 1024}
-ACCELERATOR_BATCH_TOKENS: Final = 16_384
+ACCELERATOR_BATCH_TOKENS: Final = 8_192
 NUM_BATCHES: Final = 4
-# No way is begun after this time. A compiler may take minutes, while the worker serves as before.
-MOST_SECONDS: Final = 60.0
-LOAD_SECONDS: Final = 900.0
+# A compiler may take minutes, while the worker serves as before.
+LOAD_SECONDS: Final = 600.0
 ANSWER_SECONDS: Final = 60.0
 WORD: Final = "air "  # a single token in most vocabularies
 
@@ -53,14 +55,20 @@ WORD: Final = "air "  # a single token in most vocabularies
 def list_ways(order: EncoderOrder) -> tuple[Way, ...]:
     """Return the ways in which this order can be carried out, the usual one first.
 
-    There is only one where the user has named backend and switches, or where the bits of results may not change.
+    There is none to compare where bits may not change, where devices share the model, and for models of other kinds.
     """
     card = order.card
     if order.is_reproducible or order.rank is not None or card.is_extractor or card.static is not None:
-        return (Way(""),)
-    usable = list_backends(
-        order.backend, order.device, lambda backend: is_package_installed(backend.package), must_pack=False
-    )
+        return ()
+    try:
+        usable = list_backends(
+            order.backend,
+            order.device,
+            lambda backend: is_package_installed(backend.package),
+            must_pack=order.attention == PACKED,
+        )
+    except ModelError:  # loading says it, too
+        return ()
     ways = [Way(backend.name) for backend, _ in usable]
     if order.device.kind == CUDA and order.switches == AUTO and order.attention != PADDED:
         packed = [backend.name for backend, _ in usable if backend.has_packed_attention]
@@ -68,17 +76,20 @@ def list_ways(order: EncoderOrder) -> tuple[Way, ...]:
     return tuple(ways)
 
 
-def describe_circumstances(order: EncoderOrder) -> Circumstances:
+def describe_circumstances(order: EncoderOrder) -> TuningKey:
     """Return what the speed of a model depends on that is carried out by this order."""
-    libraries = []
-    for package in sorted({backend.package for backend in BACKENDS.values()}):
-        try:
+    libraries = [f"vectormill {__version__}"]
+    for package in sorted({"transformers", *(backend.package for backend in BACKENDS.values())}):
+        with suppress(PackageNotFoundError):
             libraries.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            continue
+    libraries += sorted(
+        switch.package
+        for switch in SWITCHES.values()
+        if switch.package is not None and is_package_installed(switch.package)
+    )
     if order.device.kind == CUDA:
         libraries.append(f"driver {detect_driver()}")
-    return Circumstances(
+    return TuningKey(
         f"{order.device.description or order.device.kind}, {order.num_threads} threads",
         tuple(sorted(order.device.features)),
         tuple(libraries),
@@ -94,8 +105,15 @@ def describe_circumstances(order: EncoderOrder) -> Circumstances:
 
 def find_way(order: EncoderOrder) -> Way | None:
     """Return the way that was found to be the fastest for this order, with the reason; None if none was looked for."""
+    ways = list_ways(order)
+    if len(ways) < 2:
+        return None
     record = TuningRecords(order.cache_dir).find(describe_circumstances(order))
-    return None if record is None else record.way
+    if record is None or all(finding.flaw for finding in record.findings):
+        return None
+    found = record.way
+    is_known = any(found.backend == way.backend and set(found.switches) <= set(way.switches) for way in ways)
+    return found if is_known else None
 
 
 class WayTuner:
@@ -104,63 +122,59 @@ class WayTuner:
     def __init__(self, starter: RunnerStarter, task: WorkerTask, known: Batch) -> None:
         """Keep what is needed. `known` are texts whose results are compared."""
         self._starter = starter
-        self._order = starter.order
+        self.order = starter.order
         self._task = task
         self._known = known
-        self._records = TuningRecords(self._order.cache_dir)
-        self._circumstances = describe_circumstances(self._order)
-        self.ways = list_ways(self._order)
-        self.current = self._order.way or self.ways[0]
+        self._records = TuningRecords(self.order.cache_dir)
+        self._circumstances = describe_circumstances(self.order)
+        self.ways = list_ways(self.order)
+        self.current = self.order.way or next(iter(self.ways), None)
 
-    def tune(
+    @contextmanager
+    def tuned(
         self, stopping: threading.Event, tell: Callable[[Way], object] = lambda way: None
-    ) -> TuningRecord:
-        """Compare all ways, keep what was found, and return it; or return what another process has found meanwhile.
+    ) -> Iterator[TuningRecord]:
+        """Compare all ways and yield what was found, which is kept; or what another process has found meanwhile.
 
-        `tell` is called with each way before it is tried. Raise TrialFailed if the model cannot be run in the usual
-        way, TrialStopped once `stopping` is set, and OSError.
+        No other process tries a way on the device until the block ends. `tell` is called with each way before it is
+        tried. Raise TrialFailed if the ways cannot be compared, TrialStopped once `stopping` is set, and OSError.
         """
-        with self._records.locked(self._order.device.uuid or self._order.device.name, stopping):
-            if found := self._records.find(self._circumstances):
-                return found
-            workloads = self._make_workloads()
-            findings = compare_ways(
-                self.ways,
-                partial(self._open, stopping, tell),
-                self._known,
-                workloads,
-                self._find_flaw,
-                most_seconds=MOST_SECONDS,
-            )
-            record = TuningRecord(
-                self._circumstances,
-                datetime.now(UTC).isoformat(timespec="seconds"),
-                tuple(workload.length for workload in workloads),
-                findings,
-            )
-            self._records.keep(record)
-            return record
+        with self._records.locked(self.order.device.uuid or self.order.device.name, stopping):
+            record = self._records.find(self._circumstances)
+            if record is None:
+                workloads = self._make_workloads()
+                findings = compare_ways(
+                    self.ways, partial(self._open, stopping, tell), self._known, workloads, self._find_flaw
+                )
+                record = TuningRecord(
+                    self._circumstances,
+                    datetime.now(UTC).isoformat(timespec="seconds"),
+                    tuple(workload.length for workload in workloads),
+                    findings,
+                )
+                self._records.keep(record)
+            yield record
 
     @contextmanager
     def _open(self, stopping: threading.Event, tell: Callable[[Way], object], way: Way) -> Iterator[Trial]:
         tell(way)
-        starter = self._starter.with_order(replace(self._order, way=way))
+        starter = self._starter.with_order(replace(self.order, way=way))
         with Trial(
             starter, load_seconds=LOAD_SECONDS, answer_seconds=ANSWER_SECONDS, stopping=stopping
         ) as trial:
             yield trial
 
-    def _make_workloads(self) -> tuple[Workload, ...]:
+    def _make_workloads(self) -> tuple[TrialWork, ...]:
         """Return batches of each length, which differ in no other way from those of texts."""
-        longest = self._order.card.max_tokens
-        wanted = BATCH_TOKENS.get(self._order.device.kind, ACCELERATOR_BATCH_TOKENS)
+        longest = self.order.card.max_tokens
+        wanted = BATCH_TOKENS.get(self.order.device.kind, ACCELERATOR_BATCH_TOKENS)
         workloads = {}
         for length in LENGTHS:
             text = self._task.make_known_inputs(WORD * min(length, longest))
             one = Batch(text)
             number = max(1, wanted // one.num_tokens)
             batch = Batch({name: Ragged.join([rows] * number) for name, rows in text.items()})
-            workloads[one.num_tokens] = Workload(one.num_tokens, (batch,) * NUM_BATCHES)
+            workloads[one.num_tokens] = TrialWork(one.num_tokens, (batch,) * NUM_BATCHES)
         return tuple(workloads.values())
 
     def _find_flaw(self, results: Ragged, expected: Ragged, report: EncoderReport) -> str:

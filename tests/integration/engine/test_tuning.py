@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,15 @@ from tests.tuned_encoder import BEHAVIOURS, CRASHES, DIES_IN_SERVICE, RAISES, WR
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
+from worker.encoder.way import Way
 from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest
 from worker.settings import WorkerSettings
-from worker.tuning import comparison
+from worker.tuning import comparison, record
 from worker.tuning.record import TuningRecords
 from worker.tuning.self_tuning import SelfTuning
 from worker.tuning.trial import TrialFailed, TrialStopped
+from worker.tuning.tuner import find_way, list_ways
 
 CARD = Registry({}).card(DEFAULT_MODEL)
 SPEC = make_spec(CARD, EncodingOptions(normalize=False))
@@ -55,8 +59,8 @@ def running(cache_dir: Path, behaviours: Mapping[str, Any], **settings: Any) -> 
 
 
 def tune(engine: Engine) -> tuple[str, list[str]]:
-    record = engine.make_way_tuner().tune(threading.Event())
-    return record.way.backend, [finding.flaw for finding in record.findings]
+    with engine.make_way_tuner().tuned(threading.Event()) as found:
+        return found.way.backend, [finding.flaw for finding in found.findings]
 
 
 @pytest.mark.parametrize(
@@ -91,8 +95,8 @@ def test_what_one_worker_found_holds_for_the_next_until_it_is_forgotten(
     with running(cache_dir, behaviours) as engine:
         assert engine.report()["backend"]["value"] == "torch"
         started: list[object] = []
-        engine.make_way_tuner().tune(threading.Event(), started.append)
-        assert started == [], "nothing is tried twice"
+        with engine.make_way_tuner().tuned(threading.Event(), started.append):
+            assert started == [], "nothing is tried twice"
     with running(cache_dir, behaviours, precision="fp32") as engine:
         assert engine.report()["backend"]["value"] == "openvino", (
             "another precision may be faster in another way"
@@ -103,33 +107,66 @@ def test_what_one_worker_found_holds_for_the_next_until_it_is_forgotten(
 
 
 @pytest.mark.parametrize(
-    "settings", [{"reproducible": True}, {"backend": "torch", "switches": "none"}], ids=str
+    "settings", [{"reproducible": True}, {"backend": "torch"}, {"attention": "packed"}], ids=str
 )
-def test_nothing_is_tried_where_a_user_has_chosen_or_bits_may_not_change(
-    settings: Mapping[str, Any], new_cache_dir: Callable[[], Path]
+def test_nothing_is_tried_and_no_record_used_where_bits_may_not_change_or_there_is_one_way(
+    settings: dict[str, Any], new_cache_dir: Callable[[], Path]
 ) -> None:
-    if "reproducible" in settings:
-        engine = Engine(CARD, DEVICE, WorkerSettings(**settings), new_cache_dir())
-        assert len(engine.make_way_tuner().ways) == 1
-        return
-    with running(new_cache_dir(), {"openvino": SLOW, "torch": FAST}, **settings) as engine:
-        assert [str(way) for way in engine.make_way_tuner().ways] == ["torch"]
+    with running(new_cache_dir(), {"openvino": SLOW, "torch": FAST}) as engine:
+        tune(engine)
+        order = engine.make_way_tuner().order
+    assert find_way(order) == Way("torch")
+    refused = replace(
+        order,
+        is_reproducible="reproducible" in settings,
+        backend=settings.get("backend", "auto"),
+        attention=settings.get("attention", "auto"),
+    )
+    assert len(list_ways(refused)) < 2
+    assert find_way(refused) is None
 
 
-def test_a_model_that_cannot_be_run_as_usual_and_a_worker_that_stops_end_the_search(
+def test_a_recorded_way_that_cannot_be_loaded_any_more_stops_no_worker(
+    new_cache_dir: Callable[[], Path],
+) -> None:
+    for fault in (CRASHES, RAISES):
+        cache_dir = new_cache_dir()
+        with running(cache_dir, {"openvino": SLOW, "torch": FAST}) as engine:
+            tune(engine)
+        with running(cache_dir, {"openvino": SLOW, "torch": FAST | {"fault": fault}}) as engine:
+            assert engine.report()["backend"]["value"] == "openvino"
+
+
+def test_a_failure_that_may_pass_is_tried_again_after_a_day(
+    new_cache_dir: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[object] = []
+    with running(new_cache_dir(), {"openvino": SLOW, "torch": FAST | {"fault": CRASHES}}) as engine:
+        for _ in range(2):
+            with engine.make_way_tuner().tuned(threading.Event(), tried.append):
+                assert len(tried) == 2
+        monkeypatch.setattr(record, "STALE_AFTER", timedelta(0))
+        with engine.make_way_tuner().tuned(threading.Event(), tried.append):
+            assert len(tried) == 4
+
+
+def test_without_a_way_that_works_and_for_a_worker_that_stops_nothing_is_kept(
     new_cache_dir: Callable[[], Path],
 ) -> None:
     cache_dir = new_cache_dir()
     with running(cache_dir, {"openvino": SLOW, "torch": FAST}) as engine:
-        (cache_dir / BEHAVIOURS).write_text(
-            json.dumps({"openvino": SLOW | {"fault": CRASHES}, "torch": FAST})
-        )
-        with pytest.raises(TrialFailed, match="the model process ended"):
-            engine.make_way_tuner().tune(threading.Event())
         stopping = threading.Event()
         stopping.set()
-        with pytest.raises(TrialStopped):
-            engine.make_way_tuner().tune(stopping)
+        with pytest.raises(TrialStopped), engine.make_way_tuner().tuned(stopping):
+            pass
+        crashing = {"seconds": 0.0, "fault": CRASHES}
+        (cache_dir / BEHAVIOURS).write_text(json.dumps({"openvino": crashing, "torch": crashing}))
+        with (
+            pytest.raises(TrialFailed, match="the model process ended"),
+            engine.make_way_tuner().tuned(threading.Event()),
+        ):
+            pass
+    assert not list((cache_dir / "tuned").glob("*.json"))
 
 
 def test_one_worker_of_a_card_measures_and_the_others_take_what_it_found(
@@ -138,30 +175,29 @@ def test_one_worker_of_a_card_measures_and_the_others_take_what_it_found(
     tried: list[str] = []
 
     def search(engine: Engine) -> str:
-        record = engine.make_way_tuner().tune(threading.Event(), lambda way: tried.append(str(way)))
-        return str(record.way)
+        with engine.make_way_tuner().tuned(threading.Event(), lambda way: tried.append(str(way))) as found:
+            return str(found.way)
 
     with (
         running(new_cache_dir(), {"openvino": SLOW, "torch": FAST}) as engine,
         ThreadPoolExecutor(3) as threads,
     ):
         assert list(threads.map(search, [engine] * 3)) == ["torch"] * 3
-    assert tried == ["openvino", "torch"]
+    assert tried == ["openvino", "torch", "openvino"], "the usual way is measured again at the end"
 
 
 class Proofs:
-    """Stands in for the prover of a worker: counts periods, of which each exchange begins another."""
+    """Stands in for the prover of a worker."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.has_renewed = threading.Event()
 
-    def prove(self) -> None:
+    def prove(self) -> str:
         self.calls.append("prove")
+        return ""
 
-    def renew(self) -> None:
-        self.calls.append("renew")
-        self.has_renewed.set()
+    def expect_new_way(self) -> None:
+        self.calls.append("expect_new_way")
 
 
 @pytest.mark.parametrize(("fault", "expected"), [({}, "torch"), ({"fault": DIES_IN_SERVICE}, "openvino")])
@@ -169,7 +205,7 @@ def test_a_worker_changes_to_the_fastest_way_while_it_serves_and_goes_back_if_it
     fault: dict[str, Any], expected: str, new_cache_dir: Callable[[], Path]
 ) -> None:
     proofs = Proofs()
-    with running(new_cache_dir(), {"openvino": SLOW, "torch": FAST | fault}) as engine:
+    with running(new_cache_dir(), {"openvino": SLOW, "torch": FAST | fault}, max_runner_restarts=0) as engine:
 
         def encode(number: int) -> Any:
             texts = [f"text {number} {place}".encode() for place in range(20)]
@@ -180,10 +216,12 @@ def test_a_worker_changes_to_the_fastest_way_while_it_serves_and_goes_back_if_it
         tuning = SelfTuning(engine, proofs, idle_seconds=0.05, busy_seconds=0.2)  # type: ignore[arg-type]
         tuning.start()
         with ThreadPoolExecutor(3) as threads:
-            while not proofs.has_renewed.is_set():
+            while tuning.is_alive:
                 for number, result in enumerate(threads.map(encode, range(3))):
                     assert not result.failures
                     np.testing.assert_array_equal(result.vectors, expected_vectors[number])
         tuning.stop()
+        for number in range(3):
+            np.testing.assert_array_equal(encode(number).vectors, expected_vectors[number])
         assert engine.report()["backend"]["value"] == expected
-        assert proofs.calls == ["prove", "renew"], "a new way begins a new period of proofs"
+        assert proofs.calls == ["prove", "expect_new_way"], "a new way begins a new period of proofs"

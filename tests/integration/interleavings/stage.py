@@ -41,7 +41,7 @@ EMPTY = """
 
 # Where ids are drawn by which rows are ordered or locked.
 IDS = (
-    "vectormill.jobs.submission.uuid4",
+    "vectormill.jobs.upload.uuid4",
     "vectormill.jobs.dual_writes.uuid4",
     "vectormill.runs.runs.uuid4",
     "indexer.reindexing.uuid4",
