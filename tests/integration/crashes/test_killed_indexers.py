@@ -68,7 +68,7 @@ PHASE_STEPS = (
     "before WRITE_MOVED",
     "before QUEUE_JOB",
     "before WRITE_ATTRIBUTES",
-    "before LIST_VANISHED",
+    "before NOTE_VANISHED",
     "before END_RUN",
 )
 

@@ -194,7 +194,7 @@ def test_children_are_exchanged_while_others_run_on_and_none_starts_after_a_stop
 
 
 def test_a_child_that_waits_to_be_restarted_leaves_at_once(tmp_path: Path) -> None:
-    with Supervisor([shell(tmp_path, "dies", "echo up; exit 1")]) as supervisor:
+    with Supervisor([shell(tmp_path, "dies", "echo up; sleep 0.5; exit 1")]) as supervisor:
         supervisor.start(DEADLINE_SECONDS)
         wait_for(lambda: read(tmp_path / "dies.log").count("up") > 3)  # the next pause has 4 s
         supervisor.change({"dies"}, [], grace=3)
