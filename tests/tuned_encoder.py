@@ -29,7 +29,7 @@ class TunedEncoder(DirectEncoder):
             raise RuntimeError("no kernel for this card")
 
     def encode(self, batch: Batch) -> Ragged:
-        time.sleep(self._seconds)  # is the time that a device takes
+        time.sleep(self._seconds)  # the simulated device takes this time for a batch
         vectors = np.empty((len(batch), self._dimension), dtype=np.float32)
         for row, ids in enumerate(np.split(batch.input_ids, np.cumsum(batch.lengths)[:-1])):
             vectors[row] = np.resize(ids[::-1] if self._fault == WRONG else ids, self._dimension)

@@ -28,7 +28,7 @@ CANCELLED: Final = "cancelled"
 DELETING: Final = "deleting"
 
 
-# What a client can ask for.
+# The actions that a client can request.
 PAUSE: Final = "pause"
 RESUME: Final = "resume"
 CANCEL: Final = "cancel"

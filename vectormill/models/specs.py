@@ -149,7 +149,7 @@ def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
         sparse_dimensions=card.sparse_dimensions if SPARSE in outputs else 0,
         token_dimensions=card.token_dimensions if MULTI_VECTOR in outputs else 0,
     )
-    # Of vectors of length 1 both similarities are equal, and signs have no length.
+    # Vectors of length 1 have equal similarities of both kinds, and signs have no length.
     has_length = DENSE in outputs and not normalize and card.similarity in spec.kept_type.distances
     return replace(spec, similarity=card.similarity) if has_length else spec
 

@@ -201,7 +201,7 @@ def sweep(held: HeldOutput, grace_seconds: float = GRACE_SECONDS) -> int:
     Stopping and StorageUnavailable.
     """
     num_swept, has_young = _remove_unknown(held, (STAGED, PREFIX), time.time() - grace_seconds)
-    # Whoever lost the lease while it wrote a manifest has perhaps replaced a newer one.
+    # An indexer that lost the lease while it wrote a manifest may have replaced a newer one.
     _write_manifest(held, list(_list_parts(held)))
     with held.engine.begin() as connection:
         if has_young:
@@ -224,7 +224,7 @@ def _group_staged(held: HeldOutput) -> Iterator[list[OutputPart]]:
     group: list[OutputPart] = []
     num_bytes = 0
     for part in _list_parts(held):
-        # What workers of an older release wrote is a part already.
+        # Workers of an older release have written a part already.
         if not part.name.startswith(STAGED):
             continue
         num_bytes += part.num_bytes
@@ -258,7 +258,7 @@ def _write_part(held: HeldOutput, group: Sequence[OutputPart]) -> None:
     name = name_part(group[0].name)
     url = f"{held.url}/{name}"
     try:
-        # Of a process that was killed before it was recorded.
+        # This staged part is of a process that was killed before it was recorded.
         num_bytes = describe_object(url, held.roots).num_bytes
     except ObjectChanged:
         content = _encode(held, group)

@@ -61,7 +61,7 @@ def die_with_parent(death_signal: int = signal.SIGTERM, parent_pid: int | None =
 
         def watch_parent() -> None:
             while os.getppid() == expected:
-                time.sleep(PARENT_WATCH_SECONDS)
+                time.sleep(PARENT_WATCH_SECONDS)  # only Linux tells a child that its parent has ended
             os.kill(os.getpid(), death_signal)
 
         threading.Thread(target=watch_parent, name="parent-watch", daemon=True).start()

@@ -1,1 +1,1 @@
-"""What an item gets: each kind of result is a class, from columns in Postgres to JSON, Parquet and loads."""
+"""Kinds of results that an item gets: each is a class, from columns in Postgres to JSON, Parquet and loads."""

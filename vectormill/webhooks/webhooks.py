@@ -303,7 +303,7 @@ DISABLE_WEBHOOK = text("""
      WHERE id = :webhook_id
 """)
 
-# Whoever enables the webhook again can replay these deliveries.
+# A user who enables the webhook again can replay these deliveries.
 FAIL_PENDING = DELIVERIES.compose_revocation(
     "state = 'failed', error = :error, due_at = NULL, ended_at = now()",
     where="webhook_id = :webhook_id AND {open}",

@@ -1,4 +1,4 @@
-"""What is drawn for a vector type or a kind of result is the same in Postgres, JSON, Parquet and SQL as in NumPy."""
+"""Drawn values of every vector type and kind of result are the same in Postgres, JSON, Parquet and SQL as in NumPy."""
 
 import io
 import json
@@ -49,7 +49,7 @@ def compute_ranged(vectors: np.ndarray) -> np.ndarray:
     return (np.clip(np.floor((vectors - RANGES.low) / steps), 0, 255) - 128).astype(np.int8)
 
 
-# What a type makes of float32 [n, d], by how its values are coded.
+# Functions that turn float32 [n, d] into the values of a type, by the coding of these values.
 COMPUTED: Final[dict[str, Callable[[np.ndarray, str], np.ndarray]]] = {
     "rounded": lambda vectors, row: vectors.astype(row),
     "ranged": lambda vectors, row: compute_ranged(vectors),

@@ -35,7 +35,7 @@ CASES: Final = [
     for has_index in (False, True)
     if kind.most_indexed or not has_index  # no index serves codes
 ]
-# Of what is rounded to float16, and of all others.
+# The first tolerance holds for values that are rounded to float16, the second for all others.
 TOLERANCES: Final = {True: 1e-3, False: 1e-5}
 
 

@@ -1,4 +1,4 @@
-"""What a repeated request for a batch must have in common with the first one."""
+"""Tests of the fields that a repeated request for a batch must have in common with the first one."""
 
 from dataclasses import dataclass
 from uuid import UUID
