@@ -81,7 +81,7 @@ class StackFile:
         size, now = start, time.monotonic()
         grown_at, deadline = now, now + LONGEST_SECONDS
         while now < deadline and (size == start or now < grown_at + QUIET_SECONDS):
-            time.sleep(LOOK_SECONDS)  # the kernel tells nobody that a file has grown
+            time.sleep(LOOK_SECONDS)  # nobody is told when the stacks in the file have grown
             now = time.monotonic()
             if (found := os.fstat(self.fileno()).st_size) > size:
                 size, grown_at = found, now
