@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from benchmarks.harness import HOME, ROOT, Harness
 from benchmarks.machine import find_device
-from benchmarks.tables import MEBIBYTES, NUMBER, RATIO, SHARE, Report, Table
+from benchmarks.tables import MEBIBYTES, NUMBER, RATIO, SHARE, Report, Table, judge
 from benchmarks.turns import find_last_line
 from vectormill.processes.lifetimes import kill_group
 from vectormill.settings import process_environment
@@ -30,6 +30,11 @@ from worker.devices.device import CPU, Device
 LAST_SECONDS: Final = 5.0
 BILLION: Final = 1e9
 VERSIONS: Final = ("torch", "transformers", "triton", "flash-attn", "sentence-transformers")
+# The share of a large product that a model has to reach with texts of TARGET_LENGTH tokens.
+TARGETS: Final = {"bert-base": 0.60, "bge-m3": 0.60, "qwen3-0.6b": 0.50, "qwen3-8b-third": 0.60}
+TARGET_LENGTH: Final = 100
+# Dollars an hour for a machine with one large card.
+PRICES: Final = (2.0, 3.5)
 WAYS: Final = {"eager": [], "fused and compiled": ["direct_flash", "fused_qkv", "compile"]}
 
 Row = Mapping[str, Any]
@@ -234,7 +239,8 @@ def make_report(steps: Sequence[Step], facts: Mapping[str, str], harness: Harnes
                 f"{row['shape']}, {row['way']}, {row['length']}",
                 NUMBER(row["tokens_per_second"]), NUMBER(row["tflops"]),
                 share(row, "product"), share(row, row["shape"]), "" if row["idle"] is None else SHARE(row["idle"]),
-                NUMBER(row["launches"]), MEBIBYTES(row["peak_bytes"]), price(row, harness.price),
+                NUMBER(row["launches"]), MEBIBYTES(row["peak_bytes"]),
+                price(row["tokens_per_second"], harness.price),
             )
             for row in collect("model")
         ),
@@ -244,10 +250,30 @@ def make_report(steps: Sequence[Step], facts: Mapping[str, str], harness: Harnes
         tuple(
             (f"{row['shape']}, {row['way']}, {row['length']}", name, SHARE(part))
             for row in collect("model")
-            if harness.is_quick or row["length"] == 100
+            if harness.is_quick or row["length"] == TARGET_LENGTH
             for name, part in row["kernels"]
         ),
     )
+    best: dict[str, Row] = {}
+    for row in collect("model"):
+        if row["length"] == TARGET_LENGTH and row["shape"] in TARGETS:
+            found = best.setdefault(row["shape"], row)
+            best[row["shape"]] = max(found, row, key=lambda each: each["tokens_per_second"])
+    targets = Table(
+        ("model, texts of 100 tokens", "fastest way", "of a large product", "target", "tokens/s at the target",
+         *(f"dollars for 10⁹ tokens there, at {each:g} an hour" for each in PRICES)),
+        tuple(
+            (
+                shape, row["way"], SHARE(reached),
+                judge(f"≥ {SHARE.write_bound(TARGETS[shape])}", reached >= TARGETS[shape]),
+                NUMBER(rate), *(price(rate, each) for each in PRICES),
+            )
+            for shape, row in best.items()
+            if ceilings.get("product")
+            for reached in [row["tflops"] / ceilings["product"]]
+            for rate in [row["tokens_per_second"] * TARGETS[shape] / reached]
+        ),
+    )  # fmt: skip
     peers = Table(
         (
             "texts of one length, tokenized too",
@@ -262,7 +288,7 @@ def make_report(steps: Sequence[Step], facts: Mapping[str, str], harness: Harnes
         tuple(
             (
                 f"{row['shape']}, {row['length']} tokens, to {row['target']}, {row['workers']} workers",
-                NUMBER(row["tokens_per_second"]), price(row, harness.price),
+                NUMBER(row["tokens_per_second"]), price(row["tokens_per_second"], harness.price),
             )
             for row in collect("service")
         ),
@@ -270,7 +296,7 @@ def make_report(steps: Sequence[Step], facts: Mapping[str, str], harness: Harnes
     said = [row["said"] for row in rows["tests"] if "said" in row]
     return Report(
         ", ".join(f"{name} {value}" for name, value in facts.items()) + ".",
-        (models, kernels, peers, service),
+        (models, targets, kernels, peers, service),
         (
             "Ceilings: "
             + ", ".join(
@@ -287,8 +313,8 @@ def make_report(steps: Sequence[Step], facts: Mapping[str, str], harness: Harnes
     )
 
 
-def price(row: Row, dollars_per_hour: float) -> str:
-    return NUMBER(dollars_per_hour / 3600 * BILLION / row["tokens_per_second"])
+def price(tokens_per_second: float, dollars_per_hour: float) -> str:
+    return NUMBER(dollars_per_hour / 3600 * BILLION / tokens_per_second)
 
 
 def pair_up(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:

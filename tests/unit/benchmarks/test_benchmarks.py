@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.__main__ import make_parser
 from benchmarks.harness import QUESTIONS, Harness
-from benchmarks.questions.card import Step
+from benchmarks.questions.card import Step, make_report
 from benchmarks.tables import README, replace_section
 
 
@@ -26,13 +26,37 @@ def test_a_quick_run_of_the_card_measures_every_step_on_a_processor(tmp_path: Pa
     steps = json.loads((tmp_path / "card.json").read_text())["steps"]
     assert {name: step["flaw"] for name, step in steps.items()} == dict.fromkeys(steps, "")
     assert all(step["rows"] for step in steps.values())
-    models, kernels, peers, service = report.tables
+    models, _, kernels, peers, service = report.tables
     assert [row[0] for row in models.rows] == ["tiny, eager, 16", "tiny, fused, 16"]
     assert kernels.rows
     assert len(peers.rows) == 1
     assert [row[0] for row in service.rows] == [
         f"tiny, 16 tokens, to {to}, 1 workers" for to in ("Parquet", "Postgres")
     ]
+
+
+def test_the_card_says_whether_the_fastest_way_reaches_its_share_and_what_the_target_costs() -> None:
+    figures = {
+        "shape": "bert-base",
+        "length": 100,
+        "idle": None,
+        "launches": 1,
+        "peak_bytes": 1,
+        "kernels": [],
+    }
+    models = [
+        {**figures, "way": "eager", "tokens_per_second": 1e6, "tflops": 200.0},
+        {**figures, "way": "compiled", "tokens_per_second": 2e6, "tflops": 400.0},
+    ]
+    ceilings = [{"name": "product", "tflops": 800.0}, {"name": "bert-base", "tflops": 700.0}]
+    steps = [
+        Step(name, (), 1.0, rows) for name, rows in (("ceilings", ceilings), ("tests", []), ("model", models))
+    ]
+    (row,) = make_report(steps, {}, Harness()).tables[1].rows
+    # 60 % of the product are 2.4 million tokens/s; a billion take 417 seconds.
+    assert row[:3] == ("bert-base", "compiled", "50.0%")
+    assert "missed" in row[3]
+    assert row[4:] == ("2,400,000", "0.231", "0.405")
 
 
 def test_a_step_that_is_late_keeps_what_it_printed_and_leaves_no_process(tmp_path: Path) -> None:
