@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.__main__ import make_parser
 from benchmarks.harness import QUESTIONS, Harness
-from benchmarks.questions.card import Step, make_report
+from benchmarks.questions.card import Row, Step, make_report
 from benchmarks.tables import README, replace_section
 
 
@@ -44,11 +44,11 @@ def test_the_card_says_whether_the_fastest_way_reaches_its_share_and_what_the_ta
         "peak_bytes": 1,
         "kernels": [],
     }
-    models = [
+    models: list[Row] = [
         {**figures, "way": "eager", "tokens_per_second": 1e6, "tflops": 200.0},
         {**figures, "way": "compiled", "tokens_per_second": 2e6, "tflops": 400.0},
     ]
-    ceilings = [{"name": "product", "tflops": 800.0}, {"name": "bert-base", "tflops": 700.0}]
+    ceilings: list[Row] = [{"name": "product", "tflops": 800.0}, {"name": "bert-base", "tflops": 700.0}]
     steps = [
         Step(name, (), 1.0, rows) for name, rows in (("ceilings", ceilings), ("tests", []), ("model", models))
     ]
