@@ -180,10 +180,7 @@ def find_generation(connection: Connection, name: str) -> Generation:
     """Return the live generation of a collection. Raise CollectionNotFound."""
     live = find_in_state(connection, name, LIVE)
     if live is None:
-        raise CollectionNotFound(
-            f"Collection {name!r} does not exist: create it with `vectormill collections create {name}`, or with the "
-            "first job that names it."
-        )
+        raise CollectionNotFound.named(name)
     return live
 
 
@@ -333,9 +330,7 @@ def change_collection(
         lock_collection(connection, name)
         found = connection.execute(FIND_LANGUAGE, {"name": name}).one_or_none()
         if found is None:
-            raise CollectionNotFound(
-                f"Collection {name!r} does not exist; see `vectormill collections list`."
-            )
+            raise CollectionNotFound.named(name)
         if language is not None and language != found.language:
             check_language(connection, language)
             for table in found.tables:

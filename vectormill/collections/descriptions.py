@@ -224,7 +224,7 @@ def describe_collection(
     """
     found = connection.execute(LIST_COLLECTIONS, {"name": name, "after": None, "limit": 1}).one_or_none()
     if found is None:
-        raise CollectionNotFound(f"Collection {name!r} does not exist; see `vectormill collections list`.")
+        raise CollectionNotFound.named(name)
     row = _collection_row(found)
     of_it = {"id": row.id}
     generations = [

@@ -52,9 +52,7 @@ def find_import_target(connection: Connection, collection: str, *, again: bool =
     generations = list_written_generations(connection, collection, is_deletion=True)
     live = next((each for each in generations if each.state == LIVE), None)
     if live is None:
-        raise CollectionNotFound(
-            f"Collection {collection!r} does not exist; see `vectormill collections list`."
-        )
+        raise CollectionNotFound.named(collection)
     if len(generations) > 1:
         raise Conflict(
             f"Collection {collection!r} has another generation besides the live one, which would lack the imported "

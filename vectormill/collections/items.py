@@ -119,7 +119,7 @@ def delete_items(connection: Connection, collection: str, keys: Iterable[str]) -
     unique = sorted(set(keys))
     generations = list_written_generations(connection, collection, is_deletion=True)
     if not generations:
-        raise CollectionNotFound(f"Collection {collection!r} does not exist.")
+        raise CollectionNotFound.named(collection)
     if not unique:
         return 0
     lock_deletions(connection, generations[0].collection_id)

@@ -131,7 +131,7 @@ def _remove(connection: Connection, name: str, num_imported: int | None) -> None
     lock_collection(connection, name)
     found = connection.execute(FIND_COLLECTION, {"name": name}).one_or_none()
     if found is None:
-        raise CollectionNotFound(f"Collection {name!r} does not exist; see `vectormill collections list`.")
+        raise CollectionNotFound.named(name)
     _refuse_open_work(connection, name, found.id, found.generation_ids)
     if num_imported is not None:
         _refuse_more(connection, name, found.id, found.generation_ids, num_imported)

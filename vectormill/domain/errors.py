@@ -5,6 +5,7 @@ HTTP responses.
 """
 
 import re
+from typing import Self
 
 from vectormill.domain.credentials import hide_credentials
 
@@ -64,6 +65,13 @@ class JobNotFound(NotFound):
 
 class CollectionNotFound(NotFound):
     """There is no collection with this name."""
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        return cls(
+            f"There is no collection {name!r}: see `vectormill collections list`, create it with "
+            f"`vectormill collections create {name}`, or submit a job that names it."
+        )
 
 
 class GenerationNotFound(NotFound):

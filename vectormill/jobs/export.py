@@ -27,12 +27,12 @@ from vectormill.domain.errors import (
 )
 from vectormill.domain.task import VARYING
 from vectormill.jobs.chunk import DONE, decode_payload, decode_results
-from vectormill.jobs.item import Item, Items
+from vectormill.jobs.item import Items
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job, has_lost_collection
 from vectormill.results.kind import Results, read_objects, take_objects
 from vectormill.results.table import RESULT_KINDS
-from vectormill.vectors.vector_types import Rows, missing_rows, read_block
+from vectormill.vectors.vector_types import missing_rows, read_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,13 @@ def read_stored(
     `generation_id` names the generation that has the results, and `own` is the blob stored with the chunk.
     """
     if generation_id is not None:
-        return _read_collection(connection, generation_id, items, job.spec)
+        try:
+            return read_generation(connection, generation_id, items, job.spec)
+        except psycopg.errors.UndefinedTable as error:
+            raise CollectionNotFound(
+                "The results of the job no longer exist: the generation that it wrote to was replaced or deleted. "
+                "Use `vectormill collections export NAME -o FILE` to export the current content of a collection."
+            ) from error
     if job.spec.result in VARYING:
         records = read_objects(own, len(items))
         return take_objects(records), np.array([record is not None for record in records])
@@ -272,28 +278,22 @@ def read_chunk_at(
 
 # vector_send, halfvec_send and bit_send return the binary form that COPY accepts. The server concatenates the
 # rows, so that a whole chunk is one value that NumPy reads at once.
-READ_COLLECTION = """
+READ_GENERATION = """
     SELECT array_agg(item.ordinal), {results}
       FROM unnest(%(keys)b::text[], %(hashes)b::bytea[]) WITH ORDINALITY AS item (key, content_hash, ordinal)
       JOIN vectormill.{table} AS live ON live.key = item.key AND live.content_hash = item.content_hash
 """
 
 
-def _read_collection(
-    connection: Connection, generation_id: int, items: Sequence[Item], spec: EncodingSpec
-) -> tuple[Rows, npt.NDArray[np.bool_]]:
+def read_generation(
+    connection: Connection, generation_id: int, items: Items, spec: EncodingSpec
+) -> tuple[Results, npt.NDArray[np.bool_]]:
+    """Return the results [n] that a generation has of these items, and for which of them it still has the same text."""
     kind = open_kind(driver_of(connection), spec)
-    columns = Items.of(items)
-    values = {"keys": list(columns.keys), "hashes": columns.content_hashes()}
+    values = {"keys": list(items.keys), "hashes": items.content_hashes()}
     results = kind.gathered(kind.sent(spec, "live"))
-    statement = READ_COLLECTION.format(table=table_name(generation_id), results=results)
-    try:
-        ((ordinals, wire),) = _fetch_binary(connection, statement, values)
-    except psycopg.errors.UndefinedTable as error:
-        raise CollectionNotFound(
-            "The results of the job no longer exist: the generation that it wrote to was replaced or deleted. "
-            "Use `vectormill collections export NAME -o FILE` to export the current content of a collection."
-        ) from error
+    statement = READ_GENERATION.format(table=table_name(generation_id), results=results)
+    ((ordinals, wire),) = _fetch_binary(connection, statement, values)
     rows, present = kind.missing(len(items), spec), np.zeros(len(items), dtype=np.bool_)
     if ordinals is not None:
         places = np.array(ordinals) - 1

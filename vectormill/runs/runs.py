@@ -111,7 +111,7 @@ def create_run(
     if made is not None:
         return find_run(connection, made.id)
     if connection.execute(FIND_COLLECTION, {"name": collection}).one_or_none() is None:
-        raise CollectionNotFound(f"There is no collection {collection!r}.")
+        raise CollectionNotFound.named(collection)
     return None
 
 
@@ -193,7 +193,7 @@ def list_runs(
     if collection is not None:
         collection_id = connection.execute(FIND_COLLECTION, {"name": collection}).scalar_one_or_none()
         if collection_id is None:
-            raise CollectionNotFound(f"There is no collection {collection!r}.")
+            raise CollectionNotFound.named(collection)
         statement, values["collection_id"] = LIST_RUNS_OF_COLLECTION, collection_id
     return [read_run(row) for row in connection.execute(statement, values)]
 

@@ -8,22 +8,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import compress
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.collections.codebooks import find_codebook, open_kind
+from vectormill.collections.codebooks import find_codebook
 from vectormill.collections.collection import Generation
 from vectormill.collections.generation_tables import attributes_name, find_ranges, send_text
-from vectormill.db.session import driver_of
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import EncodingTimeout, ObjectChanged
 from vectormill.domain.task import DENSE, MULTI_VECTOR
 from vectormill.domain.vector_type import DEFAULT_TYPE
 from vectormill.jobs.chunk import decode_payload
-from vectormill.jobs.export import read_results
+from vectormill.jobs.export import read_generation, read_results
 from vectormill.jobs.item import Item, Items
 from vectormill.jobs.job import INTERACTIVE_PRIORITY, Job, NewJob
 from vectormill.jobs.jobs import delete_job, find_job
@@ -73,30 +73,6 @@ def sample_chunks(connection: Connection, generation: Generation, num_chunks: in
     for payload in connection.execute(SAMPLE_PAYLOADS, values).scalars():
         with suppress(ObjectChanged):  # texts by reference whose object is gone cannot be encoded again
             yield decode_payload(payload)
-
-
-READ_ROWS: Final = """
-    SELECT array_agg(item.ordinal), {results}
-      FROM unnest(%(keys)b::text[], %(hashes)b::bytea[]) WITH ORDINALITY AS item (key, content_hash, ordinal)
-      JOIN vectormill.{table} AS live ON live.key = item.key AND live.content_hash = item.content_hash
-"""
-
-
-def read_rows(
-    connection: Connection, generation: Generation, items: Sequence[Item]
-) -> tuple[list[Item], Results]:
-    """Return the items whose text is still the one in the generation, and their stored results."""
-    driver, spec = driver_of(connection), generation.spec
-    kind = open_kind(driver, spec)
-    gathered = kind.gathered(kind.sent(spec, "live"))
-    statement = READ_ROWS.format(table=generation.table_name, results=gathered)
-    values = {"keys": [item.key for item in items], "hashes": [item.content_hash() for item in items]}
-    with driver.cursor(binary=True) as cursor:
-        ((ordinals, wire),) = cursor.execute(statement, values).fetchall()
-    if ordinals is None:
-        return [], kind.missing(0, spec)
-    # The ordinals were aggregated in the order of the results.
-    return [items[ordinal - 1] for ordinal in ordinals], kind.read(wire, spec)
 
 
 # Residual codes turn the vector of a token: of MiniLM's the cosine is 0.95 on average and 0.81 at least.
@@ -162,7 +138,9 @@ def compare_sample(
     """
     with engine.connect() as connection:
         items, reason = sample_texts(connection, generation, size)
-        held, rows = read_rows(connection, generation, items)
+        # Only those whose text is still the one in the generation can be compared.
+        results, present = read_generation(connection, generation.id, Items.of(items), generation.spec)
+        held, rows = list(compress(items, present)), results[present]
         ranges = find_ranges(connection, generation.spec)
         has_codes = find_codebook(connection, generation.spec) is not None
     if items and not held:

@@ -117,7 +117,7 @@ def create_schedule(connection: Connection, new: NewSchedule) -> Schedule:
     cron = check_cron(new.cron)
     collection = connection.execute(LOCK_SOURCE, {"collection": new.collection}).one_or_none()
     if collection is None:
-        raise CollectionNotFound(f"There is no collection {new.collection!r} to re-index.")
+        raise CollectionNotFound.named(new.collection)
     if collection.kind is None:
         raise SourceNotFound
     if collection.kind == PUSH:

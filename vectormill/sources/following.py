@@ -388,7 +388,7 @@ def describe_following(connection: Connection, collection: str) -> FollowingBody
 def _lock_source(connection: Connection, collection: str) -> Row[Any]:
     row = connection.execute(LOCK_SOURCE, {"collection": collection}).one_or_none()
     if row is None:
-        raise CollectionNotFound(f"There is no collection {collection!r}.")
+        raise CollectionNotFound.named(collection)
     return row
 
 

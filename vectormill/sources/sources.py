@@ -45,7 +45,7 @@ def save_source(connection: Connection, collection: str, source: Source) -> Save
     }
     row = connection.execute(SAVE_SOURCE, values).one_or_none()
     if row is None:
-        raise _no_collection(collection)
+        raise CollectionNotFound.named(collection)
     return SavedSource(collection, source, row.created_at, row.updated_at)
 
 
@@ -53,7 +53,7 @@ def find_source(connection: Connection, collection: str) -> SavedSource:
     """Return the source of a collection. Raise CollectionNotFound or SourceNotFound."""
     row = connection.execute(FIND_SOURCE, {"collection": collection}).one_or_none()
     if row is None:
-        raise _no_collection(collection)
+        raise CollectionNotFound.named(collection)
     source = read_source(row)
     if source is None:
         raise SourceNotFound(
@@ -78,10 +78,3 @@ def delete_source(connection: Connection, collection: str) -> None:
     """Delete the source of a collection but not its rows. Raise CollectionNotFound or SourceNotFound."""
     find_source(connection, collection)
     connection.execute(DELETE_SOURCE, {"collection": collection})
-
-
-def _no_collection(collection: str) -> CollectionNotFound:
-    return CollectionNotFound(
-        f"There is no collection {collection!r}; create it with `vectormill collections create {collection}`, or "
-        "submit a job with this collection name."
-    )

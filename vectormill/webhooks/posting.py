@@ -18,6 +18,7 @@ from typing import Final
 import httpx
 from standardwebhooks import Webhook
 
+from vectormill.problems import read_retry_after
 from vectormill.webhooks.webhook import Posting, Reply, refuse_address
 
 USER_AGENT: Final = "Vectormill-Webhooks/1"
@@ -146,16 +147,11 @@ class Poster:
                     follow_redirects=False,
                 ) as response,
             ):
-                return Reply(response.status_code, retry_after=read_retry_after(response.headers))
+                asked = read_retry_after(response.headers, datetime.now(UTC))
+                return Reply(response.status_code, retry_after=asked)
         except TimeoutError:
             return Reply(None, f"No answer within {self._timeout_seconds:g} s.")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return Reply(None, str(error) or f"The connection failed ({type(error).__name__}).")
         except Exception as error:  # noqa: BLE001 - an odd failure of one receiver must not stop the others
             return Reply(None, f"The message could not be sent ({type(error).__name__}: {error}).")
-
-
-def read_retry_after(headers: httpx.Headers) -> float | None:
-    """Return the seconds in `Retry-After`; None if it is missing or not a number."""
-    value = headers.get("retry-after", "")
-    return float(value) if value.isascii() and value.isdigit() and len(value) < 10 else None

@@ -69,7 +69,7 @@ def test_what_is_live_or_another_collections_is_not_given_up(engine: Engine) -> 
         with pytest.raises(ApiError, match=r"has no generation 4711") as refused:
             client.discard_generation("docs", 4711)
         assert refused.value.status == 404
-        with pytest.raises(ApiError, match="Collection 'none' does not exist"):
+        with pytest.raises(ApiError, match="There is no collection 'none'"):
             client.rollback_collection("none")
 
 

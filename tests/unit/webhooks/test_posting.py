@@ -142,8 +142,8 @@ def test_a_receiver_may_ask_for_a_longer_pause() -> None:
     with receiving() as receiver:
         receiver.answer = lambda message: (503, {"Retry-After": "120"})
         assert post(receiver.url) == Reply(503, retry_after=120.0)
-        receiver.answer = lambda message: (503, {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"})
-        assert post(receiver.url) == Reply(503)
+        receiver.answer = lambda message: (503, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})
+        assert post(receiver.url) == Reply(503, retry_after=0.0), "a date that has passed asks for nothing"
 
 
 @pytest.mark.parametrize("trickle", [b"", b"H"], ids=["silent", "a byte now and then"])
