@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.harness import HOME
 from vectormill.corpus import read_docstrings
 from vectormill.domain.errors import ModelError
+from vectormill.models.families import find_family
 from vectormill.models.layouts import read_model_card
 from vectormill.models.model_card import ModelCard
 from vectormill.models.poolings import LAST_TOKEN, MEAN
@@ -346,7 +347,10 @@ class ModelCost:
     """The numbers of a transformer that decide how many operations a forward pass takes."""
 
     num_layers: int
-    hidden_size: int
+    attention_size: (
+        int  # the heads' dimensions in sum, which some decoders have more of than of hidden states
+    )
+    is_causal: bool
     num_multiplied_parameters: int
 
     @classmethod
@@ -354,25 +358,29 @@ class ModelCost:
         """Read the cost from a model's config.json and the headers of its weights."""
         config = json.loads((card.path / "config.json").read_text(encoding="utf-8"))
         shapes = [shape for path in find_weights(card.path, card.name) for shape in read_shapes(path).items()]
+        num_heads = config["num_attention_heads"]
         return cls(
             num_layers=config["num_hidden_layers"],
-            hidden_size=config["hidden_size"],
+            attention_size=num_heads * (config.get("head_dim") or config["hidden_size"] // num_heads),
+            is_causal=find_family(config["model_type"]).is_causal and config.get("is_causal", True),
             num_multiplied_parameters=sum(
-                math.prod(shape) for name, shape in shapes if not any(part in name for part in NOT_MULTIPLIED)
+                math.prod(shape)
+                for name, shape in shapes
+                if len(shape) == 2 and not any(part in name for part in NOT_MULTIPLIED)
             ),
         )
 
     def count_flop(self, lengths: NDArray[np.int64]) -> float:
         """Return the floating-point operations for texts of these lengths in tokens, padding not counted.
 
-        Each token takes 2 operations for every multiplied parameter, and in attention 4 · layers · length ·
-        hidden: scores and their weighted sum, each a product of two operations. Source: Kaplan et al.,
-        Scaling Laws, section 2.1.
+        Each token takes 2 operations for every multiplied parameter, and in attention 4 · layers · attended
+        tokens · attention size: scores and their weighted sum, each a product of two operations. A causal
+        model attends to half of a text on average. Source: Kaplan et al., Scaling Laws, section 2.1.
         """
         lengths = lengths.astype(np.float64)
         dense = 2.0 * self.num_multiplied_parameters * lengths.sum()
-        attention = 4.0 * self.num_layers * self.hidden_size * np.square(lengths).sum()
-        return float(dense + attention)
+        attended = np.square(lengths).sum() / (2 if self.is_causal else 1)
+        return float(dense + 4.0 * self.num_layers * self.attention_size * attended)
 
 
 def read_shapes(path: Path) -> dict[str, list[int]]:

@@ -5,10 +5,15 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModel
 
 from benchmarks.__main__ import make_parser
 from benchmarks.harness import QUESTIONS, Harness
+from benchmarks.models import ModelCost, Shape, bert, qwen3, write_random_model
 from benchmarks.questions.card import Row, Step, make_report
 from benchmarks.tables import README, replace_section
 
@@ -70,3 +75,19 @@ def test_a_benchmark_without_a_stack_is_measured_and_written(capsys: pytest.Capt
     report = Harness(items=2000, repeat=1).answer("submission")
     assert "items/s from the first byte to 202, 2,000 items" in report.to_markdown("today", "a machine")
     assert "submission 1 of 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shape", [bert("b", 2, 32, 4, 1), qwen3("q", 2, 32, 48, 4, 1, head_dim=16)])
+def test_operations_are_those_that_torch_counts(shape: Shape, tmp_path: Path) -> None:
+    cost = ModelCost.of(write_random_model(shape, tmp_path))
+    model = AutoModel.from_pretrained(tmp_path, attn_implementation="eager", dtype=torch.float32)
+    model.pooler = None
+    lengths = (5, 64)
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        for length in lengths:
+            model(input_ids=torch.ones((1, length), dtype=torch.long))
+    attended = 4 * cost.num_layers * cost.attention_size * sum(length**2 for length in lengths)
+    # torch computes what a causal mask hides, too.
+    hidden = attended / 2 if shape.model_type == "qwen3" else 0
+    # Angles of rotary positions are a product, too, of one number with one number.
+    assert cost.count_flop(np.array(lengths)) == pytest.approx(counter.get_total_flops() - hidden, rel=1e-3)
