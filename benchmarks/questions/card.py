@@ -35,7 +35,7 @@ TARGETS: Final = {"bert-base": 0.60, "bge-m3": 0.60, "qwen3-0.6b": 0.50, "qwen3-
 TARGET_LENGTH: Final = 100
 # Dollars an hour for a machine with one large card.
 PRICES: Final = (2.0, 3.5)
-WAYS: Final = {"eager": [], "fused and compiled": ["direct_flash", "fused_qkv", "compile"]}
+WAYS: Final = {"eager": [], "compiled": ["compile"], "fused and compiled": ["fused_gelu", "compile"]}
 
 Row = Mapping[str, Any]
 
@@ -71,7 +71,7 @@ CARD: Final = Scale(
 )
 QUICK: Final = Scale(
     {"tiny": (16,)},
-    {"eager": [], "fused": ["fused_qkv"]},
+    {"eager": [], "fused": ["fused_gelu"]},
     batch_tokens=512,
     pass_seconds=0.1,
     product=512,

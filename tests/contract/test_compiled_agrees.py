@@ -22,15 +22,23 @@ from worker.encoder.switches import SwitchChoice
 from worker.model import switching
 from worker.model.packed import (
     EXACT,
+    FLASH,
     OPAQUE,
-    VARLEN,
     PackedNetwork,
     compute_probes,
     exact_kernel,
     pack_batch,
     packed_states,
 )
-from worker.model.switching import MOST_GRAPHS, Step, Undo, apply_switches, compile_layers, forget_graphs
+from worker.model.switching import (
+    JOINED,
+    MOST_GRAPHS,
+    Step,
+    Undo,
+    apply_switches,
+    compile_layers,
+    forget_graphs,
+)
 
 pytestmark = [IGNORES_TORCHS_WARNING]
 
@@ -177,7 +185,7 @@ def test_a_compiler_that_is_missing_switches_it_off_with_its_reason() -> None:
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("names", [("compile",), ("fused_qkv", "compile")], ids=["alone", "fused"])
+@pytest.mark.parametrize("names", [("compile",), (JOINED.name, "compile")], ids=["alone", "joined"])
 def test_a_compiled_model_gives_the_vectors_of_one_that_is_not(
     names: tuple[str, ...], compiled_dir: Path
 ) -> None:
@@ -196,38 +204,40 @@ def test_a_compiled_model_gives_the_vectors_of_one_that_is_not(
 
 
 @pytest.mark.parametrize("name", ["bert", "qwen3, window", "modernbert"])
-def test_torchs_own_flash_call_is_one_node_of_a_graph_for_all_lengths(
+def test_the_flash_operator_is_one_node_of_a_graph_for_all_lengths(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU, but for the kernel underneath torch's custom operator, which is the exact one here."""
-
-    def flash(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bounds: Tensor,
-        _: Tensor,
-        longest: int,
-        *more: Any,
-        **options: Any,
-    ) -> tuple[Tensor, ...]:
-        window = (options["window_size_left"], options["window_size_right"])
-        output = exact_kernel(query, key, value, bounds, longest, options["scale"], window)
-        return (output.contiguous(), *(torch.zeros(1) for _ in range(4)))
-
+    """As on a GPU, but for the kernel underneath the operator, which is the exact one here."""
     calls: list[list[str]] = []
 
     def record(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         calls.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
         return graph.forward
 
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash)
-    monkeypatch.setattr(switching, "OPAQUE", VARLEN)
-    model = Compiled(name)
-    batches = make_lengths(6)
-    expected = [model.encode(lengths) for lengths in batches]
-    compile_layers(model.packed, model.probe, record)
-    assert [sum("_varlen_attn" in call for call in graph) for graph in calls] == [1] * NUM_KINDS.get(name, 1)
-    set_stance("default")
-    assert smallest_cosine([model.encode(lengths) for lengths in batches], expected) >= 0.99999
-    assert len(calls) == NUM_KINDS.get(name, 1)
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("_flash_attention_forward", compute_exactly, "CPU")
+        monkeypatch.setattr(switching, "OPAQUE", FLASH)
+        model = Compiled(name)
+        batches = make_lengths(6)
+        expected = [model.encode(lengths) for lengths in batches]
+        compile_layers(model.packed, model.probe, record)
+        flash = [sum("_flash_attention_forward" in call for call in graph) for graph in calls]
+        assert flash == [1] * NUM_KINDS.get(name, 1)
+        set_stance("default")
+        assert smallest_cosine([model.encode(lengths) for lengths in batches], expected) >= 0.99999
+        assert len(calls) == NUM_KINDS.get(name, 1)
+
+
+def compute_exactly(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    _: Tensor,
+    longest: int,
+    *more: Any,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    window = (options["window_size_left"], options["window_size_right"])
+    output = exact_kernel(query, key, value, bounds, longest, options["scale"], window)
+    return (output.contiguous(), *(torch.zeros(1) for _ in range(4)))

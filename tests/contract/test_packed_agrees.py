@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import varlen
 from torch.nn.functional import cosine_similarity
 from transformers import AttentionInterface
 
@@ -19,7 +18,7 @@ from worker.encoder.choice import read_attention_shape
 from worker.model import packed as packed_network
 from worker.model.packed import (
     EXACT,
-    VARLEN,
+    FLASH,
     PackedNetwork,
     PackingFailed,
     exact_kernel,
@@ -156,7 +155,7 @@ def test_a_kernel_that_breaks_the_device_is_named_with_what_to_do(monkeypatch: p
         # Without a GPU the first copy to it fails, which stands for the kernel.
         pack_network(
             network_of(transformer),
-            VARLEN,
+            FLASH,
             read_attention_shape(transformer.config),
             64,
             torch.device("cuda", 99),
@@ -174,12 +173,12 @@ def test_a_kernel_that_breaks_the_device_is_named_with_what_to_do(monkeypatch: p
     ],
 )
 @pytest.mark.parametrize("is_old", [False, True], ids=["torch 2.13", "torch 2.11"])
-def test_varlen_attn_is_called_as_its_documentation_asks(
+def test_the_flash_operator_is_called_as_torch_calls_it(
     name: str, windows: set[tuple[int, int]], is_grouped: bool, is_old: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one call that needs a GPU, with its arguments looked at and its result computed by the exact kernel.
 
-    torch 2.11 has neither `enable_gqa` nor `num_splits`.
+    torch 2.11 has no `num_splits`.
     """
     seen: set[tuple[int, int]] = set()
 
@@ -191,10 +190,15 @@ def test_varlen_attn_is_called_as_its_documentation_asks(
         cu_k: Tensor,
         max_q: int,
         max_k: int,
+        dropout: float,
+        is_causal: bool,
+        returns_mask: bool,
         *,
         scale: float | None = None,
-        window_size: tuple[int, int] = (-1, -1),
-    ) -> Tensor:
+        window_size_left: int,
+        window_size_right: int,
+        **newer: Any,
+    ) -> tuple[Tensor, ...]:
         tokens = sum(len(sequence) for sequence in SEQUENCES)
         assert q.shape == (tokens, 4, 8)
         assert k.shape == v.shape == (tokens, 2 if is_grouped else 4, 8)
@@ -202,20 +206,19 @@ def test_varlen_attn_is_called_as_its_documentation_asks(
         assert cu_q is cu_k
         assert cu_q.dtype == torch.int32
         assert max_q == max_k == 64
-        seen.add(window_size)
-        return exact_kernel(q, k, v, cu_q, max_q, scale, window_size)
+        assert (dropout, returns_mask) == (0.0, False)
+        # None is what FlashAttention 2 takes.
+        assert newer == ({} if is_old else {"num_splits": None})
+        window = (window_size_left, window_size_right)
+        assert is_causal == (window == (-1, 0))
+        seen.add(window)
+        return (exact_kernel(q, k, v, cu_q, max_q, scale, window),)
 
-    def attend_newer(
-        *args: Any, enable_gqa: bool = False, num_splits: int | None = 0, **options: Any
-    ) -> Tensor:
-        assert enable_gqa is is_grouped
-        assert num_splits is None  # refused without FlashAttention 3
-        return attend(*args, **options)
-
-    monkeypatch.setattr(varlen, "varlen_attn", attend if is_old else attend_newer)
+    monkeypatch.setattr(packed_network, "flash_operator", attend)
+    monkeypatch.setattr(packed_network, "CAN_LIMIT_SPLITS", not is_old)
     transformer = make_transformer(name)
     expected = alone(transformer)
-    network = PackedNetwork(network_of(transformer), VARLEN)
+    network = PackedNetwork(network_of(transformer), FLASH)
     assert smallest_cosine(packed_states(network, SEQUENCES), expected) >= 0.99999
     assert seen == windows
 

@@ -1,6 +1,5 @@
 """Each switch, for every architecture in the table of packed attention: the vectors are those without it."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ from torch.nn.functional import cosine_similarity
 
 from tests.contract.packed_models import MODELS, make_sequences, make_transformer
 from tests.models import DEVICE
-from vectormill.domain.errors import ModelError
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.batching.batch import Batch
 from worker.encoder.backends import load_encoder
@@ -27,17 +25,17 @@ from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.encoder.switches import SwitchChoice
 from worker.model import packed as packed_attention
 from worker.model import switching, torch_encoder
+from worker.model.joined import JoinedProducts
 from worker.model.packed import (
-    DIRECT,
     EXACT,
     PackedNetwork,
     compute_probes,
-    direct_kernel,
+    find_layers,
+    flash_kernel,
     pack_batch,
     packed_states,
-    varlen_kernel,
 )
-from worker.model.switching import STEPS, FusedProjections, Step, apply_switches, split_projections
+from worker.model.switching import JOINED, STEPS, Step, apply_switches
 
 CPU = torch.device("cpu")
 CARD = Registry({}).card(DEFAULT_MODEL)
@@ -66,53 +64,29 @@ def smallest_cosine(a: Tensor, b: Tensor) -> float:
     return float(cosine_similarity(a.float(), b.float(), dim=-1).min())
 
 
+NOT_JOINED = {"modernbert"}  # its layers have one product already
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_the_direct_call_is_reached_by_every_architecture(name: str) -> None:
-    packed = pack(make_transformer(name))
-    expected = compute_states(packed)
-    (choice,) = switch_on(packed, "direct_flash")
-    assert choice.is_on
-    assert packed.transformer.config._attn_implementation == DIRECT
-    assert torch.equal(compute_states(packed), expected)
-
-
-NOT_FUSED = {"modernbert"}  # its layers have one product already
-
-
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in NOT_FUSED])
 def test_one_product_gives_the_parts_that_three_gave(name: str) -> None:
     packed = pack(make_transformer(name))
     expected = compute_states(packed)
     num_before = count_parameters(packed)
-    (choice,) = switch_on(packed, "fused_qkv")
+    (choice,) = switch_on(packed, JOINED.name)
     assert choice.is_on
     found = compute_states(packed)
-    assert any(isinstance(module, FusedProjections) for module in packed.modules())
+    joined = [module for module in packed.modules() if isinstance(module, JoinedProducts)]
+    assert all(len(each.sizes) == 3 for each in joined)
+    assert len(joined) == (0 if name in NOT_JOINED else len(find_layers(packed.transformer)))
     assert count_parameters(packed) == num_before, "joined, and not held twice"
     scale = float(expected.abs().max())
     assert float((found - expected).abs().max()) <= 1e-6 * max(1.0, scale)
-    split_projections(packed)
-    assert count_parameters(packed) == num_before
-    assert not any(isinstance(module, FusedProjections) for module in packed.modules())
-    assert smallest_cosine(compute_states(packed), expected) >= 0.999999
-
-
-def test_an_architecture_with_one_product_says_that_there_is_nothing_to_fuse() -> None:
-    packed = pack(make_transformer("modernbert"))
-    with pytest.raises(ModelError, match="no layer has separate projections"):
-        switch_on(packed, "fused_qkv")
 
 
 def count_parameters(packed: PackedNetwork) -> int:
     """Numbers in different places of memory."""
     places = {parameter.data_ptr(): parameter.numel() for parameter in packed.parameters()}
     return sum(places.values())
-
-
-class OnCuda:
-    """A tensor's stand-in for what the kernel asks before it calls the operator."""
-
-    is_cuda = True
 
 
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (64, 64), (15, 0)])
@@ -139,8 +113,7 @@ def test_the_direct_call_says_to_the_operator_what_torch_says(
         packed_attention, "current_flash_attention_impl", lambda: "FA3" if is_replaced else None
     )
     monkeypatch.setattr(packed_attention, "flash_operator", operator)
-    fake: Any = OnCuda()
-    direct_kernel(fake, key, value, bounds, 7, 0.5, window)
+    flash_kernel(query, key, value, bounds, 7, 0.5, window)
     with monkeypatch.context() as patched:
         patched.setattr(torch.ops.aten, "_flash_attention_forward", operator)
         num_splits = 1 if is_replaced else None
@@ -162,11 +135,10 @@ def test_the_direct_call_says_to_the_operator_what_torch_says(
         )
     ours, theirs = said
     for name, value_said in theirs.items():
-        if name != "query":
-            assert ours[name] is value_said or ours[name] == value_said, name
+        assert ours[name] is value_said or ours[name] == value_said, name
 
 
-def test_an_operator_without_splits_is_called_without_them_and_refuses_flash_3(
+def test_an_operator_without_splits_is_called_without_them_and_no_other_flash_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As in torch 2.11 and 2.12, where FlashAttention 3 may split a sequence as its neighbours suggest."""
@@ -180,11 +152,10 @@ def test_an_operator_without_splits_is_called_without_them_and_refuses_flash_3(
     for module in (packed_attention, switching):
         monkeypatch.setattr(module, "CAN_LIMIT_SPLITS", False)
     key = torch.randn(10, 2, 8)
-    fake: Any = OnCuda()
-    direct_kernel(fake, key, key, torch.tensor([0, 3, 10], dtype=torch.int32), 7, 0.5, (-1, -1))
+    flash_kernel(key, key, key, torch.tensor([0, 3, 10], dtype=torch.int32), 7, 0.5, (-1, -1))
     assert "num_splits" not in said[0]
     with pytest.raises(ValueError, match="cannot forbid it to split sequences"):
-        switching.attend_by_flash3(pack(make_transformer("bert")), list)
+        STEPS["flash3"].turn_on(pack(make_transformer("bert")), list)
 
 
 def load(directory: Path, switches: str, precision: str = "fp32") -> Encoder:
@@ -192,11 +163,13 @@ def load(directory: Path, switches: str, precision: str = "fp32") -> Encoder:
     return load_encoder(order)
 
 
-def test_a_model_that_is_loaded_with_a_switch_reports_it(tmp_path: Path) -> None:
-    report = load(tmp_path, "direct_flash").describe()
-    assert (report.switches, report.notes) == (("direct_flash",), ())
-    assert report.attention == f"packed ({DIRECT})"
-    assert load(tmp_path, "auto").describe().switches == ()
+def test_a_model_that_is_loaded_with_a_switch_reports_it_and_not_what_is_always_done(tmp_path: Path) -> None:
+    report = load(tmp_path, "fused_gelu").describe()
+    assert (report.switches, report.notes) == (("fused_gelu",), ())
+    assert load(tmp_path, "fused_qkv, direct_flash").describe().switches == ()
+    encoder = load(tmp_path, "auto")
+    assert encoder.describe().switches == ()
+    assert any(isinstance(module, JoinedProducts) for module in encoder._network.modules())  # type: ignore[attr-defined]
 
 
 def test_a_switch_that_fails_and_cannot_be_undone_costs_another_load_and_no_vectors(
@@ -216,7 +189,7 @@ def test_a_switch_that_fails_and_cannot_be_undone_costs_another_load_and_no_vect
         return load_network(*args)
 
     expected = encode(load(tmp_path, "none"))
-    choices = tuple(SwitchChoice(name, True, "measured", False) for name in ("fused_qkv", "fp8"))
+    choices = tuple(SwitchChoice(name, True, "measured", False) for name in ("fused_gelu", "fp8"))
     monkeypatch.setattr(torch_encoder, "choose_switches", lambda *_: choices)
     monkeypatch.setattr(torch_encoder, "load_network", count)
     steps = {**STEPS, "fp8": Step(spoil, 0.99, is_final=True)}
@@ -224,9 +197,9 @@ def test_a_switch_that_fails_and_cannot_be_undone_costs_another_load_and_no_vect
     encoder = load(tmp_path, "auto")
     report = encoder.describe()
     assert len(loads) == 2
-    assert report.switches == ("fused_qkv",)
+    assert report.switches == ("fused_gelu",)
     assert [note for note in report.notes if note.startswith("The switch fp8 is off because")]
-    np.testing.assert_allclose(encode(encoder), expected, atol=1e-5)
+    assert cosines(encode(encoder), expected).min() >= 0.9999
 
 
 def encode(encoder: Encoder) -> NDArray[np.float32]:
@@ -238,10 +211,12 @@ def encode(encoder: Encoder) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_the_packaged_model_gives_its_vectors_with_joined_products(precision: str, tmp_path: Path) -> None:
+def test_the_packaged_model_gives_its_vectors_with_joined_products(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = load(tmp_path, "none", precision)
+    monkeypatch.setattr(torch_encoder, "JOINED", JOINED.refuse("it is compared"))
     expected = encode(load(tmp_path, "none", precision))
-    encoder = load(tmp_path, "fused_qkv,direct_flash", precision)
-    assert encoder.describe().switches == ("direct_flash", "fused_qkv")
     # A product of other sizes may add in another order; in bf16, which int8 is restored to where there is bf16, more.
     assert cosines(encode(encoder), expected).min() >= (0.999999 if precision == "fp32" else 0.9999)
 
@@ -254,18 +229,9 @@ def cosines(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float3
 
 
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (64, 64)])
-@pytest.mark.parametrize(
-    ("kernel", "operator"),
-    [
-        (varlen_kernel, "torch_attn._varlen_attn"),
-        (direct_kernel, "aten._flash_attention_forward"),
-    ],
-)
-def test_attention_is_one_call_of_the_kernels_operator_whatever_the_lengths(
-    kernel: Callable[..., Tensor], operator: str, window: tuple[int, int]
-) -> None:
+def test_attention_is_one_call_of_torchs_operator_whatever_the_lengths(window: tuple[int, int]) -> None:
     def attend(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor) -> Tensor:
-        return kernel(query, key, value, bounds, 50, None, window)
+        return flash_kernel(query, key, value, bounds, 50, None, window)
 
     with FakeTensorMode(shape_env=ShapeEnv()):
         query = torch.empty(130, 4, 64, dtype=torch.bfloat16, device="cuda")
@@ -273,7 +239,7 @@ def test_attention_is_one_call_of_the_kernels_operator_whatever_the_lengths(
         bounds = torch.empty(6, dtype=torch.int32, device="cuda")
     traced: Any = make_fx(attend, tracing_mode="symbolic")(query, key, key, bounds)
     calls = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
-    assert [name for name in calls if name.startswith(operator)] == [f"{operator}.default"]
+    assert [name for name in calls if "attention" in name] == ["aten._flash_attention_forward.default"]
     (output,) = (node.args[0].meta["val"] for node in traced.graph.nodes if node.op == "output")
     assert output.shape == query.shape
     assert output.device.type == "cuda"

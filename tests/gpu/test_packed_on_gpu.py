@@ -25,7 +25,7 @@ from worker.encoder.backends import load_encoder
 from worker.encoder.choice import read_attention_shape
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.model.cuda_pass import CudaPass
-from worker.model.packed import EXACT, VARLEN, PackedNetwork, exact_kernel, pack_batch, varlen_kernel
+from worker.model.packed import EXACT, FLASH, PackedNetwork, exact_kernel, flash_kernel, pack_batch
 from worker.model.pooling import pool_packed_states
 
 CARD = Registry({}).card(DEFAULT_MODEL)
@@ -57,7 +57,7 @@ def test_the_packed_kernel_computes_what_the_exact_one_does(
     query, key, value, bounds = make_heads(*heads)
     expected = exact_kernel(query, key, value, bounds, max(LENGTHS), None, window)
     query, key, value = (part.to("cuda", dtype) for part in (query, key, value))
-    found = varlen_kernel(query, key, value, bounds.cuda(), max(LENGTHS), None, window)
+    found = flash_kernel(query, key, value, bounds.cuda(), max(LENGTHS), None, window)
     assert smallest_cosine(found, expected) >= 0.999
 
 
@@ -69,11 +69,11 @@ def test_the_packed_kernel_gives_a_sequence_the_same_bits_in_any_company(
 ) -> None:
     query, key, value, bounds = make_heads(*heads)
     query, key, value = (part.to("cuda", torch.bfloat16) for part in (query, key, value))
-    together = varlen_kernel(query, key, value, bounds.cuda(), max(LENGTHS), None, window)
+    together = flash_kernel(query, key, value, bounds.cuda(), max(LENGTHS), None, window)
     for start, end in pairwise(bounds.tolist()):
         own = slice(start, end)
         alone = torch.tensor([0, end - start], dtype=torch.int32, device="cuda")
-        found = varlen_kernel(query[own], key[own], value[own], alone, end - start, None, window)
+        found = flash_kernel(query[own], key[own], value[own], alone, end - start, None, window)
         assert torch.equal(found, together[own])
 
 
@@ -91,7 +91,7 @@ def test_every_architecture_gives_the_vectors_of_fp32_on_a_processor(
     name: str, device: str, dtype: torch.dtype, smallest: float
 ) -> None:
     expected = packed_vectors(make_transformer(name), EXACT, "cpu", torch.float32)
-    found = packed_vectors(make_transformer(name), EXACT if device == "cpu" else VARLEN, device, dtype)
+    found = packed_vectors(make_transformer(name), EXACT if device == "cpu" else FLASH, device, dtype)
     assert smallest_cosine(found, expected) >= smallest
 
 

@@ -4,7 +4,6 @@ What a kernel that is wrong comes to is shown where none is needed: tests/contra
 """
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,22 +24,25 @@ from worker.batching.batch import Batch
 from worker.encoder.backends import load_encoder
 from worker.encoder.choice import read_attention_shape
 from worker.encoder.encoder import Encoder, EncoderOrder
-from worker.encoder.switches import SWITCHES, SwitchChoice
+from worker.encoder.switches import SWITCHES, SwitchChoice, is_package_installed
 from worker.model.packed import (
-    DIRECT,
     EXACT,
-    VARLEN,
+    FLASH,
     PackedNetwork,
     compute_probes,
-    direct_kernel,
-    exact_kernel,
 )
-from worker.model.switching import apply_switches, multiply_restored, multiply_scaled, scale_rows
+from worker.model.switching import (
+    FLASH_VERSIONS,
+    JOINED,
+    apply_switches,
+    multiply_restored,
+    multiply_scaled,
+    scale_rows,
+)
 
 pytestmark = IGNORES_TORCHS_WARNING
 
 CARD = Registry({}).card(DEFAULT_MODEL)
-LENGTHS = (1, 300, 17, 64, 128, 1000, 2)
 
 
 def has_capability(smallest: int, largest: int = 999) -> bool:
@@ -52,20 +54,23 @@ def has_capability(smallest: int, largest: int = 999) -> bool:
 
 # What only such a card has: its kernels cannot be run, nor imitated, elsewhere.
 NEEDS_FLASH3 = pytest.mark.skipif(
-    not (has_capability(90, 90) and find_spec("flash_attn_interface")),
+    not (has_capability(90, 90) and is_package_installed("flash_attn_interface")),
     reason="it needs a GPU of compute capability 9.0 and the package flash_attn_interface",
+)
+NEEDS_FLASH4 = pytest.mark.skipif(
+    not (has_capability(90, 109) and is_package_installed("flash_attn.cute")),
+    reason="it needs a GPU of compute capability 9.0 to 10.9 and the package flash_attn.cute",
 )
 NEEDS_FP8 = pytest.mark.skipif(not has_capability(89), reason="torch sees no GPU of compute capability 8.9")
 TRIED = (
-    ("cpu", "direct_flash", ()),
-    ("cpu", "fused_qkv", ()),
-    ("cpu", "direct_flash,fused_qkv,compile", NEEDS_COMPILER),
-    ("cuda", "direct_flash", NEEDS_GPU),
+    ("cpu", "fused_gelu", ()),
+    ("cpu", "fused_gelu,compile", NEEDS_COMPILER),
     ("cuda", "flash3", NEEDS_FLASH3),
-    ("cuda", "direct_flash,flash3", NEEDS_FLASH3),
-    ("cuda", "fused_qkv", NEEDS_GPU),
+    ("cuda", "flash4", NEEDS_FLASH4),
+    ("cuda", "fused_gelu", NEEDS_GPU),
     ("cuda", "compile", NEEDS_GPU),
-    ("cuda", "direct_flash,fused_qkv,compile", NEEDS_GPU),
+    ("cuda", "fused_gelu,compile", NEEDS_GPU),
+    ("cuda", "flash4,fused_gelu,compile", NEEDS_FLASH4),
 )
 
 
@@ -112,31 +117,14 @@ def test_a_switch_is_taken_and_the_vectors_are_those_without_it(
     encoder = load(device, tmp_path, "fp32" if device == "cpu" else "auto", switches)
     report = encoder.describe()
     assert (report.switches, report.notes) == (tuple(switches.split(",")), ())
-    assert (current_flash_attention_impl() == "FA3") == ("flash3" in switches)
+    flash = [version for name, version in FLASH_VERSIONS.items() if name in switches]
+    assert current_flash_attention_impl() == (flash[0] if flash else None)
     num_graphs = count_graphs()
     found = np.concatenate([encoder.encode(batch).matrix for batch in batches])
     assert smallest_cosine(found, expected) >= (0.9999 if device == "cpu" else 0.999)
     assert count_graphs() == num_graphs, "no batch waits for a compiler"
     alone = np.concatenate([encoder.encode(batches[0].part(row, row + 1)).matrix for row in range(7)])
     assert smallest_cosine(alone, found[:7]) >= 0.999
-
-
-@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (64, 64), (15, 0)])
-@pytest.mark.parametrize("heads", [(12, 12, 64), (16, 8, 128), (2, 1, 256)])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
-def test_the_direct_call_computes_what_the_exact_kernel_does(
-    device: str, heads: tuple[int, int, int], window: tuple[int, int]
-) -> None:
-    torch.manual_seed(0)
-    num_heads, num_key_heads, head_dim = heads
-    query = torch.randn(sum(LENGTHS), num_heads, head_dim)
-    key, value = (torch.randn(sum(LENGTHS), num_key_heads, head_dim) for _ in range(2))
-    bounds = torch.tensor([0, *LENGTHS]).cumsum(0).int()
-    expected = exact_kernel(query, key, value, bounds, max(LENGTHS), None, window)
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    query, key, value = (part.to(device, dtype) for part in (query, key, value))
-    found = direct_kernel(query, key, value, bounds.to(device), max(LENGTHS), None, window)
-    assert smallest_cosine(found, expected) >= 0.999
 
 
 def pack(name: str, device: str, dtype: torch.dtype, kernel: str, **more: Any) -> PackedNetwork:
@@ -149,10 +137,8 @@ def pack(name: str, device: str, dtype: torch.dtype, kernel: str, **more: Any) -
 @pytest.mark.parametrize(
     ("device", "dtype", "kernel", "names"),
     [
-        ("cpu", torch.float32, EXACT, ("direct_flash", "fused_qkv")),
-        pytest.param(
-            "cuda", torch.float16, VARLEN, ("direct_flash", "fused_qkv", "compile"), marks=NEEDS_GPU
-        ),
+        ("cpu", torch.float32, EXACT, (JOINED.name,)),
+        pytest.param("cuda", torch.float16, FLASH, (JOINED.name, "compile"), marks=NEEDS_GPU),
     ],
 )
 def test_every_architecture_takes_all_that_need_no_certain_card(
@@ -161,13 +147,10 @@ def test_every_architecture_takes_all_that_need_no_certain_card(
     """By their own probe, which raises for what was asked for and differs."""
     packed = pack(name, device, dtype, kernel)
     shape = read_attention_shape(packed.transformer.config)
-    wanted = [
-        one for one in names if not (one == "fused_qkv" and name == "modernbert")
-    ]  # which has one already
-    choices = [SwitchChoice(one, True, "requested", True) for one in wanted]
+    choices = [SwitchChoice(one, True, "requested", True) for one in names]
     settled = apply_switches(packed, choices, lambda: compute_probes(packed, shape, 64, torch.device(device)))
     assert all(choice.is_on for choice in settled)
-    assert packed.attention == DIRECT
+    assert packed.attention == kernel
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_FP8)])
@@ -178,15 +161,16 @@ def test_products_in_8_bits_are_those_of_their_restored_numbers(
     num_tokens, num_inputs, num_outputs = sizes
     torch.manual_seed(0)
     states, weight = (scale_rows(torch.randn(rows, num_inputs)) for rows in (num_tokens, num_outputs))
-    expected = multiply_restored(*states, *weight, torch.float32)
+    bias = torch.randn(num_outputs).bfloat16()
+    expected = multiply_restored(*states, *weight, bias)
     rows, row_scales, columns, column_scales = (part.to(device) for part in (*states, *weight))
-    found = multiply_scaled(rows, row_scales, columns, column_scales, torch.float32)
-    torch.testing.assert_close(found.cpu(), expected, rtol=2**-7, atol=0.05)
+    found = multiply_scaled(rows, row_scales, columns, column_scales, bias.to(device))
+    torch.testing.assert_close(found.cpu().float(), expected, rtol=2**-7, atol=0.05)
 
 
 @pytest.mark.parametrize(
     ("device", "dtype", "kernel"),
-    [("cpu", torch.float32, EXACT), pytest.param("cuda", torch.bfloat16, VARLEN, marks=NEEDS_FP8)],
+    [("cpu", torch.float32, EXACT), pytest.param("cuda", torch.bfloat16, FLASH, marks=NEEDS_FP8)],
 )
 @pytest.mark.parametrize("name", ["bert", "qwen3"])
 def test_a_model_of_large_layers_is_taken_with_products_in_8_bits(
@@ -198,6 +182,6 @@ def test_a_model_of_large_layers_is_taken_with_products_in_8_bits(
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.02)
     shape = read_attention_shape(packed.transformer.config)
-    choices = [SwitchChoice(one, True, "requested", True) for one in ("fused_qkv", "fp8")]
+    choices = [SwitchChoice(one, True, "requested", True) for one in (JOINED.name, "fp8")]
     settled = apply_switches(packed, choices, lambda: compute_probes(packed, shape, 64, torch.device(device)))
     assert all(choice.is_on for choice in settled)

@@ -8,6 +8,7 @@ without it, and a switch that changes results is turned off again (worker/model/
 import difflib
 import importlib.util
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,8 +18,8 @@ from worker.encoder.encoder import AUTO
 from worker.encoder.way import Way
 
 NONE: Final = "none"
-# Names of earlier releases. Devices that share a model pack and queue as a single one does.
-RETIRED: Final = frozenset({"packed_ranks", "queued_ranks"})
+# Names of earlier releases. What they turned on is now done wherever it is possible.
+RETIRED: Final = frozenset({"direct_flash", "fused_qkv", "packed_ranks", "queued_ranks"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,17 @@ class Switch:
     changes_vectors: bool = False
 
     @property
+    def capabilities(self) -> str:
+        """Return the compute capabilities that the switch needs, in words."""
+        first, last = ((each or 0) / 10 for each in (self.smallest_capability, self.largest_capability))
+        return f"{first} to {last}" if last > first else f"{first}{'' if last else ' or higher'}"
+
+    @property
     def needs(self) -> str:
         """Return the requirements of the switch in words; empty if it has none."""
         parts = []
         if self.smallest_capability is not None:
-            more = "" if self.largest_capability == self.smallest_capability else " or higher"
-            parts.append(f"compute capability {self.smallest_capability / 10}{more}")
+            parts.append(f"compute capability {self.capabilities}")
         if self.package is not None:
             parts.append(f"the package {self.package}")
         if self.needs_packed:
@@ -61,10 +67,6 @@ SWITCHES: Final[Mapping[str, Switch]] = {
     switch.name: switch
     for switch in (
         Switch(
-            "direct_flash",
-            "The flash kernel is called directly, without the custom operator that torch wraps around it.",
-        ),
-        Switch(
             "flash3",
             "FlashAttention 3 instead of torch's built-in FlashAttention 2.",
             smallest_capability=90,
@@ -72,8 +74,15 @@ SWITCHES: Final[Mapping[str, Switch]] = {
             package="flash_attn_interface",
         ),
         Switch(
-            "fused_qkv",
-            "Query, key and value are one product instead of three in layers with separate projections.",
+            "flash4",
+            "FlashAttention 4 instead of torch's built-in FlashAttention 2.",
+            smallest_capability=90,
+            largest_capability=109,
+            package="flash_attn.cute",
+        ),
+        Switch(
+            "fused_gelu",
+            "A product and the GELU behind it are one operation, which computes the tanh approximation of GELU.",
         ),
         Switch(
             "compile",
@@ -168,13 +177,15 @@ def describe_retired(wanted: str) -> str:
     if not names:
         return ""
     return (
-        f"VECTORMILL_WORKER_SWITCHES names {' and '.join(names)}, which devices that share a model no longer need: "
-        "they pack and queue by the same rule as a single device. Remove it."
+        f"VECTORMILL_WORKER_SWITCHES names {' and '.join(names)}, which is no switch any more: "
+        "it is always on wherever it is possible. Remove it."
     )
 
 
 def is_package_installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+    with suppress(ModuleNotFoundError):  # of a package that would contain it
+        return importlib.util.find_spec(package) is not None
+    return False
 
 
 def _settle(choice: SwitchChoice, place: SwitchFacts, is_installed: Callable[[str], bool]) -> SwitchChoice:
@@ -194,7 +205,7 @@ def _find_obstacle(switch: Switch, place: SwitchFacts, is_installed: Callable[[s
     device = place.device
     smallest, largest = switch.smallest_capability, switch.largest_capability
     if smallest is not None:
-        needed = f"{smallest / 10}{'' if largest == smallest else ' or higher'}"
+        needed = switch.capabilities
         capability = device.compute_capability
         if device.kind != CUDA or capability is None:
             return f"it needs a GPU with compute capability {needed}, and {device.name} is not one"

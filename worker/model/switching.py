@@ -1,167 +1,34 @@
 """Turn switches on in a packed network one by one, each compared with the network without it.
 
-Two of them replace modules. Fused projections compute query, key and value of a layer in one product instead
-of three. Scaled products compute large linear layers in 8-bit floats (float8_e4m3fn), at twice the rate of 16
-bits.
+Two of them replace modules. GeluProduct computes a linear layer and the GELU behind it at once. ScaledLinear
+computes large linear layers in 8-bit floats (float8_e4m3fn), at twice the rate of 16 bits.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from functools import partial
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
+from torch.nn.functional import gelu
 
 from vectormill.domain.errors import ModelError
 from worker.encoder.switches import SwitchChoice
 from worker.model.cuda_pass import is_device_lost
+from worker.model.joined import PRODUCTS, join_products, record_calls
 from worker.model.packed import (
     CAN_LIMIT_SPLITS,
-    DIRECT,
     OPAQUE,
     PackedNetwork,
+    compute_large,
     find_deviation,
     find_layers,
     first_line,
 )
-from worker.model.weights import RoundedLinear
-
-# Names as in transformers, in the order in which a layer calls the projections.
-SIBLINGS: Final = (
-    ("query", "key", "value"),
-    ("q_proj", "k_proj", "v_proj"),
-    ("q_lin", "k_lin", "v_lin"),
-)
-FUSIBLE: Final = (nn.Linear, RoundedLinear)
-
-Projection: TypeAlias = nn.Linear | RoundedLinear
-
-
-class FusedProjections(nn.Module):
-    """One product in place of three projections. It keeps the parts until the layer has taken them."""
-
-    def __init__(self, projections: tuple[Projection, ...]) -> None:
-        super().__init__()
-        self.sizes = [len(next(projection.parameters())) for projection in projections]
-        self.joined = join_projections(projections)
-        self._states: Tensor | None = None
-        self._parts: dict[int, Tensor] = {}
-
-    def ask(self, states: Tensor, number: int) -> Tensor:
-        """Return part `number` of the product with states [..., in]. Part 0 computes all parts.
-
-        Raises RuntimeError if another part is requested with different states.
-        """
-        if number == 0:
-            parts = self.joined(states).split(self.sizes, dim=-1)
-            self._states, self._parts = states, dict(enumerate(parts))
-        elif self._states is not states:
-            raise RuntimeError("query, key and value are computed from different states and cannot be fused")
-        part = self._parts.pop(number)
-        if not self._parts:
-            self._states = None
-        return part
-
-
-class ProjectionPart(nn.Module):
-    """The module that replaces one projection of a layer and returns its part of the fused product."""
-
-    def __init__(self, fused: FusedProjections, number: int) -> None:
-        super().__init__()
-        self.number = number
-        if number == 0:
-            self.fused = fused  # registered in one part only, so that parameters are found and moved once
-        object.__setattr__(self, "_fused", fused)
-
-    _fused: FusedProjections
-
-    def forward(self, states: Tensor) -> Tensor:
-        return self._fused.ask(states, self.number)
-
-
-def fuse_projections(network: PackedNetwork) -> "Undo":
-    """Fuse the projections layer by layer, freeing each layer's weights before the next are joined.
-
-    Return what undoes it. Raises ValueError if no layer has separate projections.
-    """
-    num_fused = 0
-    for parent, names in find_siblings(network.transformer):
-        fused = FusedProjections(tuple(getattr(parent, name) for name in names))
-        for number, name in enumerate(names):
-            setattr(parent, name, ProjectionPart(fused, number))
-        num_fused += 1
-    if not num_fused:
-        raise ValueError("no layer has separate projections of query, key and value")
-    return lambda: split_projections(network)
-
-
-def split_projections(network: PackedNetwork) -> None:
-    """Undo fuse_projections: put back separate projections, whose weights are views of the joined ones."""
-    for module in list(network.transformer.modules()):
-        for names in SIBLINGS:
-            parts = [getattr(module, name, None) for name in names]
-            if all(isinstance(part, ProjectionPart) for part in parts):
-                fused = parts[0]._fused  # type: ignore[union-attr]
-                start = 0
-                for name, size in zip(names, fused.sizes, strict=True):
-                    rows = slice(start, start + size)
-                    parameters = {key: value[rows] for key, value in fused.joined.named_parameters()}
-                    setattr(module, name, _remake(fused.joined, parameters))
-                    start += size
-
-
-def find_siblings(transformer: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, str, str]]]:
-    """Yield each module that has three projections of one type and input size, with their names."""
-    for module in list(transformer.modules()):
-        for names in SIBLINGS:
-            found = [getattr(module, name, None) for name in names]
-            kinds = {type(each) for each in found}
-            if len(kinds) == 1 and kinds <= set(FUSIBLE) and len({_describe(each) for each in found}) == 1:
-                yield module, names
-
-
-def _describe(projection: nn.Module | None) -> tuple[object, ...]:
-    """Return what joined projections must have in common: everything but the number of outputs."""
-    assert projection is not None
-    return tuple(
-        (name, parameter.shape[1:], parameter.dtype) for name, parameter in projection.named_parameters()
-    )
-
-
-def join_projections(projections: tuple[Projection, ...]) -> Projection:
-    """Return one projection that concatenates the outputs of all.
-
-    The given projections lose their weights.
-    """
-    return _remake(
-        projections[0],
-        {
-            name: torch.cat([take_parameter(projection, name) for projection in projections])
-            for name in [name for name, _ in projections[0].named_parameters()]
-        },
-    )
-
-
-def take_parameter(projection: nn.Module, name: str) -> Tensor:
-    """Remove a parameter from the module and return it, so that it is freed once it is no longer used."""
-    parameter: Tensor = getattr(projection, name).detach()
-    setattr(projection, name, None)
-    return parameter
-
-
-def _remake(like: Projection, parameters: dict[str, Tensor]) -> Projection:
-    """Return a projection of the same kind with these parameters, allocating nothing else."""
-    rows = len(next(iter(parameters.values())))
-    if isinstance(like, RoundedLinear):
-        made: Projection = RoundedLinear(torch.Size((rows, like.num_inputs)), like.dtype, None)
-    else:
-        made = nn.Linear(like.in_features, rows, bias="bias" in parameters, device="meta")
-    for name, value in parameters.items():
-        setattr(made, name, nn.Parameter(value, requires_grad=False))
-    return made.eval()
-
 
 LARGEST: Final = torch.finfo(torch.float8_e4m3fn).max
 SMALLEST_SCALE: Final = 1e-12  # keeps the scale of a row of zeros above zero
@@ -180,15 +47,14 @@ class ScaledLinear(nn.Module):
         self.dtype = linear.weight.dtype
         self.numbers = nn.Parameter(numbers, requires_grad=False)  # [out, in]
         self.scales = nn.Parameter(scales, requires_grad=False)  # [out, 1]
-        self.bias = linear.bias
+        bias = linear.bias  # in the type of the product, see multiply_scaled
+        self.bias = None if bias is None else nn.Parameter(bias.detach().bfloat16(), requires_grad=False)
 
     def forward(self, states: Tensor) -> Tensor:
         rows = states.flatten(0, -2)  # [tokens, in]
         multiply = multiply_scaled if rows.is_cuda else multiply_restored
-        product = multiply(*scale_rows(rows), self.numbers, self.scales, self.dtype)
-        if self.bias is not None:
-            product = product + self.bias
-        return product.unflatten(0, states.shape[:-1])
+        product = multiply(*scale_rows(rows), self.numbers, self.scales, self.bias)
+        return product.to(self.dtype).unflatten(0, states.shape[:-1])
 
 
 def scale_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,37 +66,47 @@ def scale_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def multiply_scaled(
-    numbers: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, dtype: torch.dtype
+    numbers: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """Multiply scaled [tokens, in] by a scaled weight [out, in] into [tokens, out].
+    """Multiply scaled [tokens, in] by a scaled weight [out, in] into [tokens, out] in bf16, and add bf16 [out].
 
-    Needs a GPU that multiplies 8-bit floats.
+    Needs a GPU that multiplies 8-bit floats. bf16 is what every version of torch returns for scales of rows, and then
+    takes as a bias. With fast accumulation sums have some 14 bits (arXiv 2412.19437), and the numbers have 4. Source:
+    aten/src/ATen/native/cuda/ScaledBlas.cpp.
     """
     product: Tensor = torch._scaled_mm(
-        numbers, weight.t(), scale_a=scales, scale_b=weight_scales.t(), out_dtype=torch.bfloat16
+        numbers,
+        weight.t(),
+        scale_a=scales,
+        scale_b=weight_scales.t(),
+        bias=bias,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
     )
-    return product.to(dtype)
+    return product
 
 
 def multiply_restored(
-    numbers: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, dtype: torch.dtype
+    numbers: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """Compute what multiply_scaled does in plain torch on any device, for comparison."""
-    return (numbers.float() @ weight.float().t() * scales * weight_scales.t()).to(dtype)
+    """Compute what multiply_scaled does in plain torch and fp32 on any device, for comparison."""
+    product = numbers.float() @ weight.float().t() * scales * weight_scales.t()
+    return product if bias is None else product + bias
 
 
-def scale_layers(network: PackedNetwork) -> "Undo":
+def scale_layers(network: PackedNetwork, compute_probes: "ComputeProbes") -> "Undo":
     """Replace large linear layers by ScaledLinear one by one, freeing each weight before the next.
 
-    It cannot be undone, because the original weights are not kept. Raises ValueError if no layer is large
-    enough.
+    Those of the same input are joined before, so that each input is scaled once. It cannot be undone, because the
+    original weights are not kept. Raises ValueError if no layer is large enough.
     """
+    join_products(network.transformer, compute_probes, fewest=2)
     found = [
         (parent, name, child)
         for layer in find_layers(network.transformer)
         for parent in layer.modules()
         for name, child in parent.named_children()
-        if is_scalable(child)
+        if is_scalable(child) and not isinstance(parent, GeluProduct)
     ]
     if not found:
         raise ValueError(f"no layer has a weight of {SMALLEST_SIZE} by {SMALLEST_SIZE} or more")
@@ -247,6 +123,71 @@ def is_scalable(module: nn.Module) -> bool:
         type(module) is nn.Linear
         and min(module.weight.shape) >= SMALLEST_SIZE
         and not any(size % SIZE_STEP for size in module.weight.shape)
+    )
+
+
+class GeluProduct(nn.Module):
+    """A linear layer and the GELU behind it, in its tanh approximation, as a single operation.
+
+    On a GPU it is applied to what the product still has in registers, so that nothing is read and written once more.
+    On a processor the same operator would compute the exact GELU. Source: aten/src/ATen/native/cuda/Blas.cpp.
+    """
+
+    def __init__(self, product: nn.Module) -> None:
+        super().__init__()
+        self.product = product
+
+    def forward(self, states: Tensor) -> Tensor:
+        if not states.is_cuda:
+            return gelu(self.product(states), approximate="tanh")
+        rows, weight = states.flatten(0, -2), self.product.weight
+        product: Tensor = gelu_operator(self.product.bias, rows, weight.t(), use_gelu=True)
+        return product.unflatten(0, states.shape[:-1])
+
+
+gelu_operator: Final = torch.ops.aten._addmm_activation
+
+
+def fuse_gelus(network: PackedNetwork, compute_probes: "ComputeProbes") -> "Undo":
+    """Replace each product with a bias whose result is the input of a GELU, and that GELU, which is observed.
+
+    Raises ValueError if there is none.
+    """
+    calls = record_calls(compute_probes)
+    made_by = {
+        id(result): module
+        for module, _, result in calls
+        if type(module) in PRODUCTS and module.bias is not None
+    }
+    read_by = defaultdict(set)
+    for module, states, _ in calls:
+        read_by[module].add(made_by.get(id(states)))
+    homes = {
+        child: (parent, name)
+        for parent in network.transformer.modules()
+        for name, child in parent.named_children()
+    }
+    before = []
+    for activation, products in read_by.items():
+        if None not in products and is_gelu(activation):
+            for old, new in ((activation, nn.Identity()), *((each, GeluProduct(each)) for each in products)):
+                before.append((*homes[old], old))
+                setattr(*homes[old], new)
+    if not before:
+        raise ValueError("no product is followed by a GELU")
+
+    def undo() -> None:
+        for place in before:
+            setattr(*place)
+
+    return undo
+
+
+def is_gelu(module: nn.Module) -> bool:
+    """Return True for a GELU that differs from the tanh approximation no more than the exact one does."""
+    values = torch.linspace(-6, 6, 97)
+    return not any(module.parameters()) and torch.allclose(
+        module(values), gelu(values, approximate="tanh"), rtol=0, atol=6e-4
     )
 
 
@@ -340,41 +281,50 @@ class Step:
     is_final: bool = False  # cannot be undone once it has succeeded
 
 
-def attend_directly(network: PackedNetwork, _: ComputeProbes) -> Undo:
-    before = network.attention
-    network.transformer.set_attn_implementation(DIRECT)
-    return lambda: network.transformer.set_attn_implementation(before)
+def join_attention(network: PackedNetwork, compute_probes: ComputeProbes) -> Undo:
+    join_products(network.transformer, compute_probes)
+    return None
 
 
-def attend_by_flash3(network: PackedNetwork, _: ComputeProbes) -> Undo:
-    """Use FlashAttention 3 for all flash kernels of the process. Source: torch/nn/attention/_fa3.py.
+# FlashAttention besides the one that torch contains, by the names of the switch and of torch.
+FLASH_VERSIONS: Final = {"flash3": "FA3", "flash4": "FA4"}
+
+
+def attend_by(version: str, network: PackedNetwork, _: ComputeProbes) -> Undo:
+    """Use another FlashAttention for all flash kernels of the process. Source: torch/nn/attention/_fa3.py, _fa4.py.
 
     Raises ValueError if this torch cannot keep it from splitting a sequence as the rest of the batch suggests.
     """
     if not CAN_LIMIT_SPLITS:
         raise ValueError(f"torch {torch.__version__} cannot forbid it to split sequences")
-    activate_flash_attention_impl("FA3")
+    activate_flash_attention_impl(version)
     return lambda: restore_flash_attention_impl()
 
 
 def compile_graphs(network: PackedNetwork, compute_probes: ComputeProbes) -> Undo:
+    def run() -> None:
+        compute_large(network)  # first, because Inductor chooses by the sizes that it sees first
+        compute_probes()
+
     before = network.attention
     try:
-        compile_layers(network, compute_probes)
+        compile_layers(network, run)
     except BaseException:
         forget_graphs(network, before)
         raise
     return lambda: forget_graphs(network, before)
 
 
+# Not chosen, but on for every packed network, and found in no list of switches.
+JOINED: Final = SwitchChoice("joined_products", True, "never slower", False)
 # The order in which switches are turned on.
 STEPS: Final[Mapping[str, Step]] = {
-    "direct_flash": Step(attend_directly),
-    "flash3": Step(attend_by_flash3),
-    "fused_qkv": Step(lambda network, _: fuse_projections(network)),
+    JOINED.name: Step(join_attention, is_final=True),
+    **{name: Step(partial(attend_by, version)) for name, version in FLASH_VERSIONS.items()},
+    "fused_gelu": Step(fuse_gelus),
     # A product has a relative error of 4 % in a random direction, and so has a sum of products: a cosine of
     # 0.999. Further layers of the model increase it.
-    "fp8": Step(lambda network, _: scale_layers(network), smallest_cosine=0.99, is_final=True),
+    "fp8": Step(scale_layers, smallest_cosine=0.99, is_final=True),
     "compile": Step(compile_graphs),
 }
 
@@ -393,10 +343,13 @@ def apply_switches(
     settled = {choice.name: choice for choice in choices}
     wanted = [name for name in steps if name in settled and settled[name].is_on]
     expected = compute_probes() if wanted else []
+    smallest_cosine: float | None = None
     for name in wanted:
-        found, flaw = _try_step(network, steps[name], compute_probes, expected)
+        # Behind products of 8 bits every other rounding changes which of two numbers they get.
+        bound = smallest_cosine or steps[name].smallest_cosine
+        found, flaw = _try_step(network, steps[name], compute_probes, expected, bound)
         if flaw is None:
-            expected = found
+            expected, smallest_cosine = found, bound
         else:
             settled[name] = settled[name].refuse(flaw)
             logger.warning(settled[name].note)
@@ -406,7 +359,11 @@ def apply_switches(
 
 
 def _try_step(
-    network: PackedNetwork, step: Step, compute_probes: ComputeProbes, expected: list[Tensor]
+    network: PackedNetwork,
+    step: Step,
+    compute_probes: ComputeProbes,
+    expected: list[Tensor],
+    smallest_cosine: float | None,
 ) -> tuple[list[Tensor], str | None]:
     """Turn one switch on. Return the probes computed with it, and what is wrong with it.
 
@@ -416,7 +373,7 @@ def _try_step(
     try:
         undo = step.turn_on(network, compute_probes)
         found = compute_probes()
-        deviation = find_deviation(expected, found, step.smallest_cosine)
+        deviation = find_deviation(expected, found, smallest_cosine, network.reference)
         flaw = f"the network deviates with it: {deviation}" if deviation else None
     except Exception as error:  # a kernel, a compiler or a package may raise anything
         if expected[0].is_cuda and is_device_lost():

@@ -28,19 +28,19 @@ from worker.encoder.choice import (
 )
 from worker.encoder.encoder import AUTO, Choice, Deferred, Encoder, EncoderOrder, ForwardPass
 from worker.encoder.outputs import WantedOutputs
-from worker.encoder.switches import SwitchChoice, SwitchFacts, choose_switches, is_package_installed
+from worker.encoder.switches import SWITCHES, SwitchChoice, SwitchFacts, choose_switches, is_package_installed
 from worker.model.cuda_pass import Compute, CudaPass, LayOut
 from worker.model.forms import Form, PackedForm, PaddedForm, Part, compute_outputs, lay_out_outputs
 from worker.model.network import EncoderNetwork, check_tokenizer, count_weight_bytes, list_token_inputs
 from worker.model.packed import (
     EXACT,
-    VARLEN,
+    FLASH,
     PackedNetwork,
     PackingFailed,
     compute_probes,
     pack_network,
 )
-from worker.model.switching import SwitchNotReverted, apply_switches
+from worker.model.switching import JOINED, SwitchNotReverted, apply_switches
 from worker.model.weights import apply_quantization
 from worker.placement.footprint import COMPRESSED
 
@@ -86,7 +86,7 @@ class TorchEncoder(Encoder):
             notes=notes,
             is_packed=packed is not None,
             is_queued=self._stream is not None and find_family(self._shape.model_type).never_waits,
-            switches=tuple(switch.name for switch in switches if switch.is_on),
+            switches=tuple(switch.name for switch in switches if switch.is_on and switch.name in SWITCHES),
             pools_passages=True,
         )
 
@@ -134,7 +134,7 @@ class TorchEncoder(Encoder):
         attention = choose_attention(order.attention, shape, order.device, precision.value)
         if attention.value == PADDED:
             return attention, None
-        kernel = VARLEN if order.device.kind == CUDA else EXACT
+        kernel = FLASH if order.device.kind == CUDA else EXACT
         try:
             return attention, pack_network(network, kernel, self._shape, order.card.max_tokens, self._device)
         except PackingFailed as error:
@@ -162,7 +162,7 @@ class TorchEncoder(Encoder):
             return choices
         return apply_switches(
             packed,
-            [refused.get(choice.name, choice) for choice in choices],
+            [refused.get(choice.name, choice) for choice in (JOINED, *choices)],
             partial(compute_probes, packed, self._shape, order.card.max_tokens, self._device),
         )
 

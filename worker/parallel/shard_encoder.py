@@ -44,11 +44,11 @@ from worker.model.network import (
 )
 from worker.model.packed import (
     EXACT,
-    VARLEN,
+    FLASH,
     exact_kernel,
+    flash_kernel,
     make_probes,
     register_packed_attention,
-    varlen_kernel,
 )
 from worker.model.torch_encoder import DTYPES, find_unattended
 from worker.parallel.agreement import ask_all, find_flaw, set_attention
@@ -142,7 +142,7 @@ class ShardEncoder(Encoder):
         padded = PaddedForm(transformer, token_inputs, self._card.pooling, find_unattended(self._card))
         if objection := ask_all(rank, attention.reason if attention.value == PADDED else ""):
             return padded, Choice(PADDED, objection)
-        name, kernel = (VARLEN, varlen_kernel) if order.device.kind == CUDA else (EXACT, exact_kernel)
+        name, kernel = (FLASH, flash_kernel) if order.device.kind == CUDA else (EXACT, exact_kernel)
         packed = PackedForm(transformer, token_inputs, self._card.pooling, shape, name)
         flaw = find_flaw(
             transformer,

@@ -35,10 +35,11 @@ logger = logging.getLogger(__name__)
 
 # The switches of each way of a packed network on CUDA, from the simplest on. What changes vectors is not among them.
 SWITCHES_OF_WAYS: Final = (
-    ("direct_flash", "fused_qkv"),
-    ("direct_flash", "flash3", "fused_qkv"),
-    ("direct_flash", "fused_qkv", "compile"),
-    ("direct_flash", "flash3", "fused_qkv", "compile"),
+    ("fused_gelu",),
+    ("compile",),
+    ("fused_gelu", "compile"),
+    ("flash3", "fused_gelu", "compile"),
+    ("flash4", "fused_gelu", "compile"),
 )
 # A query, a paragraph and a page; shorter ones for models that read no more.
 LENGTHS: Final = (16, 100, 512)

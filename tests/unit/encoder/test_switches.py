@@ -128,7 +128,7 @@ def test_a_switch_for_large_models_is_taken_by_auto_for_these_alone_and_by_name_
     [
         ("packed_ranks", "packed_ranks", ()),
         ("packed_ranks,queued_ranks", "packed_ranks and queued_ranks", ()),
-        ("direct_flash, queued_ranks", "queued_ranks", ("direct_flash",)),
+        ("direct_flash,fused_qkv,compile", "direct_flash and fused_qkv", ("compile",)),
     ],
 )
 def test_a_switch_that_is_needed_no_more_stops_no_worker_and_is_told(
@@ -137,7 +137,7 @@ def test_a_switch_that_is_needed_no_more_stops_no_worker_and_is_told(
     assert parse_switches(load_worker_settings(switches=names).switches) == left
     (message,) = caplog.messages
     assert message.startswith(
-        f"VECTORMILL_WORKER_SWITCHES names {told}, which devices that share a model no longer"
+        f"VECTORMILL_WORKER_SWITCHES names {told}, which is no switch any more: it is always on"
     )
 
 
@@ -146,7 +146,7 @@ def test_an_unknown_switch_is_refused_at_the_start_with_the_nearest_right_one() 
         assert load_worker_settings(switches=name).switches == name
         assert parse_switches(name) == (name,)
     assert load_worker_settings().switches == "auto"
-    for wrong, right in (("direct_flsh", "direct_flash"), ("nine", "none"), ("direct_flash,", "auto")):
+    for wrong, right in (("comple", "compile"), ("nine", "none"), ("compile,", "auto")):
         with pytest.raises(
             ConfigurationError, match=r"--switches: .*Unknown switch .*; did you mean"
         ) as error:
@@ -156,7 +156,7 @@ def test_an_unknown_switch_is_refused_at_the_start_with_the_nearest_right_one() 
 
 def test_a_backend_that_has_no_switches_refuses_them_by_name(tmp_path: Path) -> None:
     order = EncoderOrder(
-        Registry({}).card(DEFAULT_MODEL), PROCESSOR, "openvino", "fp32", 1, tmp_path, switches="direct_flash"
+        Registry({}).card(DEFAULT_MODEL), PROCESSOR, "openvino", "fp32", 1, tmp_path, switches="compile"
     )
     with pytest.raises(ModelError, match="openvino does not support packed attention"):
         load_encoder(order)

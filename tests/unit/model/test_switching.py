@@ -14,23 +14,22 @@ from torch.nn.functional import cosine_similarity
 from vectormill.domain.errors import ModelError
 from worker.encoder.switches import SwitchChoice
 from worker.model import switching
+from worker.model.joined import join_products
 from worker.model.switching import (
+    FLASH_VERSIONS,
     SMALLEST_SIZE,
     ComputeProbes,
-    FusedProjections,
     ScaledLinear,
     Step,
     SwitchNotReverted,
     Undo,
     apply_switches,
-    fuse_projections,
     is_scalable,
     multiply_restored,
     multiply_scaled,
     scale_layers,
     scale_rows,
 )
-from worker.model.weights import RoundedLinear, apply_quantization
 
 STATES = torch.randn(9, 8, generator=torch.Generator().manual_seed(0))
 NOISE = torch.randn(9, 8, generator=torch.Generator().manual_seed(1))
@@ -66,7 +65,7 @@ STEPS = {
 
 
 def switch(*names: str, is_asked: bool = False) -> tuple[Tensor, dict[str, SwitchChoice]]:
-    network: Any = SimpleNamespace(states=STATES)
+    network: Any = SimpleNamespace(states=STATES, reference=None)
     choices = [SwitchChoice(name, True, "measured", is_asked) for name in names]
     settled = apply_switches(network, choices, lambda: [network.states], STEPS)
     return network.states, {choice.name: choice for choice in settled}
@@ -101,7 +100,7 @@ def test_what_differs_or_fails_is_off_again_with_its_reason_or_an_error_where_it
 
 
 def test_a_switch_that_is_off_is_not_tried() -> None:
-    network: Any = SimpleNamespace(states=STATES)
+    network: Any = SimpleNamespace(states=STATES, reference=None)
     off = (SwitchChoice("broken", False, "no package", False),)
     assert apply_switches(network, off, lambda: pytest.fail("nothing is compared"), STEPS) == off
 
@@ -111,7 +110,7 @@ def test_a_switch_that_breaks_the_device_is_named_with_what_to_do(monkeypatch: p
         is_cuda, device = True, "cuda:0"
 
     monkeypatch.setattr(switching, "is_device_lost", lambda: True)
-    network: Any = SimpleNamespace(states=STATES)
+    network: Any = SimpleNamespace(states=STATES, reference=None)
     choices = [SwitchChoice("broken", True, "measured", False)]
     with pytest.raises(ModelError, match=r"broke cuda:0 .*; set VECTORMILL_WORKER_SWITCHES=none"):
         apply_switches(network, choices, lambda: [OnGpu()], STEPS)
@@ -127,119 +126,23 @@ class Handle:
 
 
 @pytest.mark.parametrize("agrees", [True, False])
-def test_flash_attention_3_is_activated_and_given_back_when_it_differs(
-    agrees: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "version"), FLASH_VERSIONS.items())
+def test_another_flash_attention_is_activated_and_given_back_when_it_differs(
+    name: str, version: str, agrees: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch's own registry, with an implementation that needs no card."""
     handle = Handle()
-    monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, "FA3", lambda: handle)
+    monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, version, lambda: handle)
     states = iter([STATES, STATES if agrees else STATES.flip(0)])
-    choices = [SwitchChoice("flash3", True, "measured", False)]
-    network: Any = SimpleNamespace()
+    choices = [SwitchChoice(name, True, "measured", False)]
+    network: Any = SimpleNamespace(reference=None)
     try:
         (choice,) = apply_switches(network, choices, lambda: [next(states)])
         assert choice.is_on == agrees
-        assert current_flash_attention_impl() == ("FA3" if agrees else None)
+        assert current_flash_attention_impl() == (version if agrees else None)
         assert handle.is_removed != agrees
     finally:
         restore_flash_attention_impl(_raise_warn=False)
-
-
-HIDDEN, KEYS = 128, 32
-
-
-class Layer(nn.Module):
-    """Grouped heads: fewer keys and values than queries."""
-
-    def __init__(
-        self, *, has_bias: bool = True, names: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
-    ) -> None:
-        super().__init__()
-        self.names = names
-        for name, size in zip(names, (HIDDEN, KEYS, KEYS), strict=True):
-            setattr(self, name, nn.Linear(HIDDEN, size, bias=has_bias))
-
-    def forward(self, states: Tensor) -> Tensor:
-        return torch.cat([getattr(self, name)(states) for name in self.names], dim=-1)
-
-
-def network_of(*layers: nn.Module) -> Any:
-    return SimpleNamespace(transformer=nn.Sequential(*layers))
-
-
-def states_of(dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(11, HIDDEN, generator=torch.Generator().manual_seed(0)).to(dtype)
-
-
-@pytest.mark.parametrize("names", switching.SIBLINGS)
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_each_part_is_what_its_own_product_gave(names: tuple[str, str, str], has_bias: bool) -> None:
-    layer = Layer(has_bias=has_bias, names=names)
-    expected = layer(states_of())
-    fuse_projections(network_of(layer))
-    assert [type(child) for child in layer.modules()].count(nn.Linear) == 1
-    torch.testing.assert_close(layer(states_of()), expected, rtol=0, atol=1e-6)
-
-
-def test_weights_in_bf16_and_weights_of_8_bits_are_joined_as_they_are() -> None:
-    half = Layer().to(torch.bfloat16)
-    expected = half(states_of(torch.bfloat16))
-    fuse_projections(network_of(half))
-    assert next(half.parameters()).dtype == torch.bfloat16
-    torch.testing.assert_close(half(states_of(torch.bfloat16)), expected, rtol=1e-2, atol=1e-2)
-
-    rounded = Layer()
-    apply_quantization(rounded)
-    expected = rounded(states_of())
-    numbers = torch.cat([getattr(rounded, name).numbers for name in rounded.names])
-    fuse_projections(network_of(rounded))
-    (joined,) = (module for module in rounded.modules() if isinstance(module, RoundedLinear))
-    assert torch.equal(joined.numbers, numbers), "the same numbers, and not rounded again"
-    torch.testing.assert_close(rounded(states_of()), expected, rtol=0, atol=1e-6)
-
-
-def test_no_more_than_one_layers_weights_are_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = [Layer() for _ in range(5)]
-    before = [
-        weakref.ref(parameter) for layer in layers for parameter in layer.parameters() if parameter.ndim == 2
-    ]
-    held: list[int] = []
-    cat = torch.cat
-
-    def count(tensors: list[Tensor], **options: Any) -> Tensor:
-        held.append(sum(reference() is not None for reference in before))
-        return cat(tensors, **options)
-
-    monkeypatch.setattr(torch, "cat", count)
-    fuse_projections(network_of(*layers))
-    assert max(held) <= 15
-    assert held == sorted(held, reverse=True)
-    assert held[-1] <= 3, "when the last layer is joined, those before are freed"
-    assert all(reference() is None for reference in before)
-
-
-def test_nothing_of_a_pass_is_held_behind_it() -> None:
-    layer = Layer()
-    fuse_projections(network_of(layer))
-    states = states_of()
-    layer(states)
-    (fused,) = (module for module in layer.modules() if isinstance(module, FusedProjections))
-    assert (fused._states, fused._parts) == (None, {})
-
-
-def test_projections_of_different_states_are_refused_rather_than_mixed_up() -> None:
-    layer = Layer()
-    fuse_projections(network_of(layer))
-    layer.q_proj(states_of())
-    with pytest.raises(RuntimeError, match="computed from different states"):
-        layer.k_proj(states_of())
-
-
-def test_projections_that_differ_in_kind_stay_apart() -> None:
-    layer = Layer()
-    layer.k_proj = nn.Linear(HIDDEN, KEYS, bias=False)
-    with pytest.raises(ValueError, match="no layer has separate projections"):
-        fuse_projections(network_of(layer))
 
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
@@ -264,13 +167,20 @@ class Block(nn.Module):
     def __init__(self, size: int = SIZE) -> None:
         super().__init__()
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(size, size) for _ in range(3))
+        self.gate, self.up = (nn.Linear(size, size) for _ in range(2))
         self.small = nn.Linear(size, 64)
+
+    def forward(self, states: Tensor) -> Tensor:
+        attended = self.q_proj(states) + self.k_proj(states) + self.v_proj(states)
+        gated = self.gate(attended).sigmoid() * self.up(attended)
+        self.small(gated)
+        return gated
 
 
 def network_of_layers(*blocks: nn.Module) -> Any:
     transformer = nn.Module()
     transformer.layers = nn.ModuleList(blocks)
-    return SimpleNamespace(transformer=transformer)
+    return SimpleNamespace(transformer=transformer, reference=None)
 
 
 def test_no_number_is_off_by_more_than_a_sixteenth_of_it() -> None:
@@ -307,12 +217,15 @@ def test_a_product_is_that_of_the_whole_weight_to_a_cosine_of_999_in_1000(
     assert float(cosine_similarity(found.float(), expected.float(), dim=-1).min()) >= 0.999
 
 
-def test_the_operator_gives_what_the_restored_numbers_give() -> None:
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_the_operator_gives_what_the_restored_numbers_give(has_bias: bool) -> None:
     """torch's own, which has an implementation for processors: the same arguments as on a GPU, in the same layout."""
     states, weight = scale_rows(random_rows(32)), scale_rows(random_rows(48))
-    expected = multiply_restored(*states, *weight, torch.float32)
-    found = multiply_scaled(*states, *weight, torch.float32)
-    torch.testing.assert_close(found, expected, rtol=2**-7, atol=1e-2)  # it answers in bf16
+    bias = 100 * torch.randn(48, generator=RANDOM).bfloat16() if has_bias else None
+    expected = multiply_restored(*states, *weight, bias)
+    found = multiply_scaled(*states, *weight, bias)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=2**-7, atol=1e-2)
 
 
 def test_no_tokens_product_depends_on_its_company() -> None:
@@ -336,26 +249,41 @@ def test_layers_that_are_large_and_even_enough_are_taken(shape: tuple[int, int],
     assert is_scalable(nn.Linear(*shape)) == expected
 
 
-def test_large_layers_are_replaced_joined_ones_too_and_none_is_held_twice(
+def test_large_layers_are_replaced_joined_by_their_input_and_none_is_held_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     network = network_of_layers(Block(), Block(), Block())
-    fuse_projections(network)
-    weights = [weakref.ref(module.weight) for module in network.transformer.modules() if is_scalable(module)]
-    assert len(weights) == 3
+    states = random_rows(5)
+
+    def probe() -> list[Tensor]:
+        return [layer(states) for layer in network.transformer.layers]
+
+    expected = probe()
+    join_products(network.transformer, probe)
+    weights: list[weakref.ref[Tensor]] = []
     held: list[int] = []
 
     def count(rows: Tensor) -> tuple[Tensor, Tensor]:
+        if not weights:
+            scalable = filter(is_scalable, network.transformer.modules())
+            weights.extend(weakref.ref(module.weight) for module in scalable)
         held.append(sum(reference() is not None for reference in weights))
         return scale_rows(rows)
 
-    monkeypatch.setattr(switching, "scale_rows", count)
-    scale_layers(network)
-    assert held == [3, 2, 1]
-    assert sum(type(module) is ScaledLinear for module in network.transformer.modules()) == 3
+    with monkeypatch.context() as patched:
+        patched.setattr(switching, "scale_rows", count)
+        scale_layers(network, probe)
+    assert held == [6, 5, 4, 3, 2, 1]
     assert sum(type(module) is nn.Linear for module in network.transformer.modules()) == 3, "the small ones"
-    numbers = [module.numbers for module in network.transformer.modules() if type(module) is ScaledLinear]
-    assert all(each.element_size() == 1 and each.shape == (3 * SIZE, SIZE) for each in numbers)
+    scaled = [module for module in network.transformer.modules() if type(module) is ScaledLinear]
+    assert sorted(len(each.numbers) for each in scaled) == [2 * SIZE] * 3 + [3 * SIZE] * 3
+    assert all(each.numbers.element_size() == 1 for each in scaled)
+    monkeypatch.setattr(switching, "scale_rows", count)
+    held.clear()
+    found = probe()
+    assert len(held) == 6, "an input is scaled once, for all its products"
+    for one, other in zip(found, expected, strict=True):
+        assert float(cosine_similarity(one, other, dim=-1).min()) >= 0.99
 
 
 def test_what_differs_too_much_has_to_be_loaded_again_because_it_cannot_be_undone() -> None:
@@ -363,8 +291,8 @@ def test_what_differs_too_much_has_to_be_loaded_again_because_it_cannot_be_undon
     states = random_rows(5)
 
     def probe() -> list[Tensor]:
-        product = network.transformer.layers[0].q_proj(states)
-        is_scaled = isinstance(network.transformer.layers[0].q_proj, ScaledLinear)
+        product = network.transformer.layers[0](states)
+        is_scaled = any(isinstance(module, ScaledLinear) for module in network.transformer.modules())
         return [product.flip(0) if is_scaled else product]
 
     measured = SwitchChoice("fp8", True, "measured", False)

@@ -320,7 +320,7 @@ def test_a_tokenizer_that_joins_pairs_otherwise_is_refused(model: Path) -> None:
     [
         ({"backend": "openvino"}, "only torch, not openvino"),
         ({"attention": "packed"}, "Packed attention cannot be used because its disentangled attention"),
-        ({"switches": "fused_qkv"}, "switch fused_qkv cannot be used"),
+        ({"switches": "compile"}, "switch compile cannot be used"),
         ({"precision": "int8"}, "only fp32 and bf16, not int8"),
     ],
 )

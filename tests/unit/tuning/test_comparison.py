@@ -90,7 +90,7 @@ def compare(behaviours: dict[Way, Behaviour], seed: int = 0, noise: float = 0.0)
     return compare_ways(list(behaviours), device.open, KNOWN, WORKLOADS, find_flaw)
 
 
-EAGER, FUSED, COMPILED = Way("torch"), Way("torch", ("fused_qkv",)), Way("torch", ("fused_qkv", "compile"))
+EAGER, FUSED, COMPILED = Way("torch"), Way("torch", ("fused_gelu",)), Way("torch", ("fused_gelu", "compile"))
 BEHAVIOURS = st.builds(
     Behaviour,
     speed=st.floats(0.3, 3.0),
@@ -134,7 +134,7 @@ def test_a_way_that_is_out_says_why() -> None:
     assert [(finding.flaw, finding.may_pass) for finding in findings] == [
         ("", False),
         ("its results differ: its vector has changed", False),
-        ("fused_qkv, compile was turned off", False),
+        ("fused_gelu, compile was turned off", False),
         ("the model process ended: it was killed", True),
     ]
 
@@ -144,7 +144,7 @@ def test_a_way_of_which_a_switch_is_refused_is_measured_without_it_if_that_is_no
         @contextmanager
         def open(self, way: Way) -> Iterator[SimulatedModel]:
             with super().open(way) as model:
-                left = tuple(switch for switch in way.switches if switch != "fused_qkv")
+                left = tuple(switch for switch in way.switches if switch != "fused_gelu")
                 model.report = replace(model.report, switches=left)
                 yield model
 
@@ -155,7 +155,7 @@ def test_a_way_of_which_a_switch_is_refused_is_measured_without_it_if_that_is_no
     findings = compare_ways([EAGER, FUSED, COMPILED], device.open, KNOWN, WORKLOADS, find_flaw)
     assert [(finding.way, finding.flaw) for finding in findings] == [
         (EAGER, ""),
-        (FUSED, "fused_qkv was turned off"),
+        (FUSED, "fused_gelu was turned off"),
         (Way("torch", ("compile",)), ""),
     ]
 
