@@ -21,12 +21,16 @@ from worker.model.packed import (
     FLASH,
     PackedNetwork,
     PackingFailed,
+    compute_probes,
     exact_kernel,
     make_attention,
     make_probes,
+    make_reference,
     pack_batch,
     pack_network,
+    padded_states,
 )
+from worker.model.weights import Rounded, apply_quantization
 
 SEQUENCES = make_sequences()
 CPU = torch.device("cpu")
@@ -127,6 +131,97 @@ def test_a_kernel_that_is_wrong_or_missing_is_found_out_and_padding_goes_on(
     with pytest.raises(PackingFailed, match=reason):
         pack_network(network, "faulty", read_attention_shape(transformer.config), 64, CPU)
     assert torch.equal(alone(transformer), expected)
+
+
+def round_elsewhere(query: Tensor, key: Tensor, value: Tensor, *over: Any) -> Tensor:
+    """Right, but for its rounding: scores and sums are in fp32, as a GPU has them."""
+    return exact_kernel(query.float(), key.float(), value.float(), *over).to(query.dtype)
+
+
+def scale_more(query: Tensor, key: Tensor, value: Tensor, *over: Any) -> Tensor:
+    return round_elsewhere(query * 1.1, key, value, *over)
+
+
+def see_all(query: Tensor, key: Tensor, value: Tensor, *over: Any) -> Tensor:
+    return round_elsewhere(query, key, value, *over[:-1], (-1, -1))
+
+
+def see_less(query: Tensor, key: Tensor, value: Tensor, *over: Any) -> Tensor:
+    return round_elsewhere(query, key, value, *over[:-1], (60, 0))
+
+
+def see_neighbours(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, *over: Any) -> Tensor:
+    last = int(bounds[-1])
+    return round_elsewhere(query, key, value, torch.tensor([0, last]), last, *over[1:])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "is_right"),
+    [
+        (round_elsewhere, True),
+        (scale_more, False),
+        (see_all, False),
+        (see_less, False),
+        (see_neighbours, False),
+    ],
+)
+def test_a_decoder_of_many_layers_may_round_to_other_states_and_not_attend_to_others(
+    kernel: Any, is_right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bf16 36 layers turn one rounding into a cosine far below 0.999, as padding has it to fp32, too."""
+    monkeypatch.setitem(packed_network.KERNELS, "tried", kernel)
+    transformer = make_transformer("qwen3", num_hidden_layers=36).to(torch.bfloat16)
+    shape = read_attention_shape(transformer.config)
+    network = network_of(transformer)
+    if not is_right:
+        with pytest.raises(PackingFailed, match="packed attention deviates from padding"):
+            pack_network(network, "tried", shape, 80, CPU)
+        return
+    packed = pack_network(network, "tried", shape, 80, CPU)
+    assert packed.attention == "tried"
+    probes = make_probes(transformer.config, 80)
+    with torch.inference_mode():
+        found = compute_probes(packed, shape, 80, CPU)
+        padded = padded_states(network_with(transformer, "sdpa"), probes, CPU)
+    assert float(cosine_similarity(torch.cat(found).float(), torch.cat(padded).float(), dim=-1).min()) < 0.99
+    with monkeypatch.context() as patched:
+        patched.setattr(packed_network, "make_reference", lambda *_: None)
+        with pytest.raises(PackingFailed, match=r"the smallest cosine is 0\.9"):
+            pack_network(network_with(transformer, "sdpa"), "tried", shape, 80, CPU)
+
+
+def network_with(transformer: Any, attention: str) -> Any:
+    transformer.set_attn_implementation(attention)
+    return network_of(transformer)
+
+
+@pytest.mark.parametrize("is_rounded", [False, True], ids=["bf16", "8 bits"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_reference_is_what_the_same_weights_give_in_fp32(name: str, is_rounded: bool) -> None:
+    """The other model is fp32 as a whole, for which a GPU may have no memory."""
+    transformer, whole = (make_transformer(name).to(torch.bfloat16) for _ in range(2))
+    if is_rounded:
+        for each in (transformer, whole):
+            apply_quantization(each)
+        for module in whole.modules():
+            if isinstance(module, Rounded):
+                module.dtype = torch.float32
+    whole = whole.float()
+    before = {name: value.dtype for name, value in transformer.named_parameters()}
+    probes = make_probes(transformer.config, 64)
+    with torch.inference_mode():
+        padded = padded_states(network_of(transformer), probes, CPU)
+        expected = padded_states(network_of(whole), probes, CPU)
+    reference = make_reference(network_of(transformer), probes, padded, CPU)
+    assert reference is not None
+    found = torch.cat(list(reference.states))
+    assert found.dtype == torch.float32
+    # Gemma multiplies what it looks up, which is rounded to 16 bits here.
+    smallest = 0.9998 if name.startswith("gemma") else 0.99999
+    assert float(cosine_similarity(found, torch.cat(expected), dim=-1).min()) >= smallest
+    assert {name: value.dtype for name, value in transformer.named_parameters()} == before
+    with torch.inference_mode():
+        assert torch.equal(padded_states(network_of(transformer), probes, CPU)[0], padded[0])
 
 
 @pytest.mark.parametrize(
