@@ -53,12 +53,12 @@ from vectormill.models.suggestions import SUGGESTIONS
 from vectormill.models.transformer_card import REXUNINLU_TYPE
 from vectormill.runs import run
 from vectormill.sources.source import KINDS
-from worker.certificates.certificate import PROMISE_FP8, PROMISE_INT8
+from worker.certificates.certificate import PROMISE_INT8
 from worker.devices.backends import BACKENDS
 from worker.encoder.choice import NUMPY, PRECISIONS
 from worker.encoder.encoder import AUTO
 from worker.placement.strategies import REPLICATE, SHARED, STRATEGIES
-from worker.tasks.finishing import PROMISE, PROMISE_FP32
+from worker.tasks.finishing import PROMISE, PROMISE_FP8, PROMISE_FP32
 
 # A function from the text of a page to its new text.
 Rewrite = Callable[[str], str]

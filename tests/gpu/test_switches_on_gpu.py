@@ -24,7 +24,7 @@ from worker.batching.batch import Batch
 from worker.encoder.backends import load_encoder
 from worker.encoder.choice import read_attention_shape
 from worker.encoder.encoder import Encoder, EncoderOrder
-from worker.encoder.switches import SWITCHES, SwitchChoice, is_package_installed
+from worker.encoder.switches import SWITCHES, SwitchChoice, is_installed
 from worker.model.packed import (
     EXACT,
     FLASH,
@@ -54,11 +54,11 @@ def has_capability(smallest: int, largest: int = 999) -> bool:
 
 # What only such a card has: its kernels cannot be run, nor imitated, elsewhere.
 NEEDS_FLASH3 = pytest.mark.skipif(
-    not (has_capability(90, 90) and is_package_installed("flash_attn_interface")),
+    not (has_capability(90, 90) and is_installed("flash_attn_interface")),
     reason="it needs a GPU of compute capability 9.0 and the package flash_attn_interface",
 )
 NEEDS_FLASH4 = pytest.mark.skipif(
-    not (has_capability(90, 109) and is_package_installed("flash_attn.cute")),
+    not (has_capability(90, 109) and is_installed("flash_attn.cute")),
     reason="it needs a GPU of compute capability 9.0 to 10.9 and the package flash_attn.cute",
 )
 NEEDS_FP8 = pytest.mark.skipif(not has_capability(89), reason="torch sees no GPU of compute capability 8.9")

@@ -21,12 +21,10 @@ from vectormill.domain.task import MULTI_VECTOR, VECTOR
 from vectormill.files.outputs import open_replacement
 from worker.encoder.choice import FP32, INT8
 from worker.placement.strategies import REPLICATE
-from worker.tasks.finishing import PROMISE, PROMISE_FP32, SMALLEST_COSINE
+from worker.tasks.finishing import PROMISE_FP32, SMALLEST_COSINE, find_least_cosine
 
 FORMAT: Final = "vectormill certificate 1"
 FOLDER: Final = "certificates"
-# The least cosine of vectors that are computed with the switch fp8 (invariant 5 in docs/ARCHITECTURE.md).
-PROMISE_FP8: Final = 0.99
 # The least cosine of vectors from 8-bit weights with those from fp32 weights: rounding makes another model.
 PROMISE_INT8: Final = 0.998
 # The least agreement of scores, sparse weights and confidences in 16 bit and with compressed weights, as for samples
@@ -216,9 +214,9 @@ def find_promise(spec: EncodingSpec, precision: str, switches: Sequence[str] = (
         return SMALLEST_COSINE
     if spec.result != VECTOR:
         return PROMISE_OF_SCORES
-    if "fp8" in switches:
-        return PROMISE_FP8
-    return PROMISE_INT8 if precision == INT8 else PROMISE
+    if precision == INT8 and "fp8" not in switches:
+        return PROMISE_INT8
+    return find_least_cosine(precision, switches)
 
 
 def find_bound(certificate: Certificate, backend: str, precision: str) -> float:

@@ -18,7 +18,7 @@ from worker.devices.device import CPU, Device
 from worker.encoder.choice import PACKED, choose_precision
 from worker.encoder.encoder import AUTO, Choice, Encoder, EncoderOrder
 from worker.encoder.reproducible import ReproducibleEncoder
-from worker.encoder.switches import SwitchFacts, choose_switches, is_package_installed
+from worker.encoder.switches import choose_switches, is_installed
 
 
 class CannotRun(Exception):
@@ -110,7 +110,7 @@ def _load_any(order: EncoderOrder) -> Encoder:
     usable = list_backends(
         order.backend,
         order.device,
-        lambda backend: is_package_installed(backend.package),
+        lambda backend: is_installed(backend.package),
         must_pack=order.attention == PACKED,
     )
     if order.way is not None:
@@ -126,8 +126,7 @@ def _load_any(order: EncoderOrder) -> Encoder:
                 on_backend(backend.name)
             if not backend.has_packed_attention:
                 padded_because = f"{backend.name} does not support packed attention"
-                facts = SwitchFacts(order.device, 0, padded_because)
-                choose_switches(order.switches, facts, is_package_installed)
+                choose_switches(order.switches, order.device, padded_because)
             choice = Choice(backend.name, notes[-1] if notes else reason)
             # Imported late, so that openvino with a cached conversion never loads torch.
             return _find(backend.loader)(order, choice, precision, notes)

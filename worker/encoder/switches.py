@@ -7,7 +7,8 @@ without it, and a switch that changes results is turned off again (worker/model/
 
 import difflib
 import importlib.util
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -18,18 +19,18 @@ from worker.encoder.encoder import AUTO
 from worker.encoder.way import Way
 
 NONE: Final = "none"
+C_COMPILER: Final = "C compiler"
 # Names of earlier releases. What they turned on is now done wherever it is possible.
 RETIRED: Final = frozenset({"direct_flash", "fused_qkv", "packed_ranks", "queued_ranks"})
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """One switch. `does` describes it in a sentence; the other fields are its requirements.
+    """One switch. `does` describes it in a sentence; the other fields are its requirements besides packed attention.
 
     `smallest_capability` and `largest_capability` are compute capabilities, 90 for 9.0; a switch without
-    either also works on a CPU. `package` is what it imports besides torch. `needs_packed` limits it to packed
-    networks. It is expected to pay from `pays_from_hidden_size`. A switch that `changes_vectors` by more than the
-    rounding of 16 bits is never among a card's defaults: it must be requested by name.
+    either also works on a CPU. `package` is what it imports besides torch. A switch that `changes_vectors` by more
+    than the rounding of 16 bits is tried only if it is named.
     """
 
     name: str
@@ -37,8 +38,7 @@ class Switch:
     smallest_capability: int | None = None
     largest_capability: int | None = None
     package: str | None = None
-    needs_packed: bool = True
-    pays_from_hidden_size: int = 0
+    needs_compiler: bool = False
     changes_vectors: bool = False
 
     @property
@@ -49,17 +49,15 @@ class Switch:
 
     @property
     def needs(self) -> str:
-        """Return the requirements of the switch in words; empty if it has none."""
+        """Return the requirements of the switch in words."""
         parts = []
         if self.smallest_capability is not None:
             parts.append(f"compute capability {self.capabilities}")
         if self.package is not None:
             parts.append(f"the package {self.package}")
-        if self.needs_packed:
-            parts.append("packed attention")
-        if self.pays_from_hidden_size:
-            parts.append(f"meant for hidden sizes of {self.pays_from_hidden_size:,} or more")
-        return ", ".join(parts)
+        if self.needs_compiler:
+            parts.append(f"a {C_COMPILER}")
+        return ", ".join([*parts, "packed attention"])
 
 
 # The order in which they are tried and in which benchmarks list them.
@@ -87,25 +85,16 @@ SWITCHES: Final[Mapping[str, Switch]] = {
         Switch(
             "compile",
             "The layers are compiled at load (torch.compile), which fuses element-wise operations.",
+            needs_compiler=True,
         ),
         Switch(
             "fp8",
             "Large products use 8-bit floats with a scale per row; vectors keep a cosine of 0.99 to those without it.",
             smallest_capability=89,
-            pays_from_hidden_size=2048,
             changes_vectors=True,
         ),
     )
 }
-
-
-@dataclass(frozen=True, slots=True)
-class SwitchFacts:
-    """The facts about a loaded model that switches depend on. `padded_because` is empty if it is packed."""
-
-    device: Device
-    hidden_size: int
-    padded_because: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,48 +121,73 @@ class SwitchChoice:
         return f"The switch {self.name} is off because {self.reason}."
 
 
+def is_installed(requirement: str) -> bool:
+    """Return whether a package, or C_COMPILER, is installed on this machine."""
+    if requirement == C_COMPILER:
+        return any(map(shutil.which, ("gcc", "clang", "cc")))  # Triton looks for the first two
+    with suppress(ModuleNotFoundError):  # of a package that would contain it
+        return importlib.util.find_spec(requirement) is not None
+    return False
+
+
 def choose_switches(
     wanted: str,
-    place: SwitchFacts,
-    is_installed: Callable[[str], bool],
+    device: Device,
+    padded_because: str,
     way: Way | None = None,
 ) -> tuple[SwitchChoice, ...]:
     """Return every requested switch, on or off, in the table's order.
 
-    `wanted` is "auto", which takes those of the `way`, "none" or names with commas. Raises ModelError if a switch that
-    was requested by name cannot be used.
+    `wanted` is "auto", which takes those of the `way`, "none" or names with commas. `padded_because` is empty if
+    batches are packed. Raises ModelError if a switch that was requested by name cannot be used.
     """
     names = parse_switches(wanted)
     if names is not None:
         asked = [SwitchChoice(name, True, "requested", True) for name in names]
     else:
         asked = [] if way is None else [SwitchChoice(name, True, way.reason, False) for name in way.switches]
-    return tuple(_settle(choice, place, is_installed) for choice in asked)
+    padded = padded_because and f"it needs packed attention, and batches are padded: {padded_because}"
+    obstacles = [find_obstacle(choice.name, device) or padded for choice in asked]
+    return tuple(
+        choice.refuse(obstacle) if obstacle else choice
+        for choice, obstacle in zip(asked, obstacles, strict=True)
+    )
 
 
 def parse_switches(wanted: str) -> tuple[str, ...] | None:
     """Return the named switches, without repeats, in the table's order; None for "auto".
 
-    Names of earlier releases are left out. Raises ConfigurationError for unknown names.
+    Beside auto may stand switches that it tries only if they are named. Names of earlier releases are left out. Raises
+    ConfigurationError for unknown names.
     """
-    if wanted.strip() == AUTO:
-        return None
-    if wanted.strip() == NONE:
+    names = _read_names(wanted) - RETIRED
+    if names == {NONE}:
         return ()
-    names = {name.strip() for name in wanted.split(",")} - RETIRED
-    for name in sorted(names):
+    for name in sorted(names - {AUTO}):
         if name not in SWITCHES:
             nearest = difflib.get_close_matches(name, [*SWITCHES, AUTO, NONE], n=1, cutoff=0)
             raise ConfigurationError(
                 f"Unknown switch {name!r}; did you mean {nearest[0]}? Expected auto (those that are faster on the "
                 f"GPU), none, or names from: {', '.join(SWITCHES)}."
             )
-    return tuple(name for name in SWITCHES if name in names)
+        if AUTO in names and not SWITCHES[name].changes_vectors:
+            raise ConfigurationError(
+                f"The switch {name} stands beside auto, which decides about it by itself; remove one of them."
+            )
+    return None if AUTO in names else tuple(name for name in SWITCHES if name in names)
+
+
+def list_tried(wanted: str) -> tuple[str, ...]:
+    """Return the switches that may be tried to find the fastest; none where they are named instead of auto."""
+    if parse_switches(wanted) is not None:
+        return ()
+    named = _read_names(wanted)
+    return tuple(name for name, switch in SWITCHES.items() if name in named or not switch.changes_vectors)
 
 
 def describe_retired(wanted: str) -> str:
     """Return a sentence about names that earlier releases had; empty if there are none."""
-    names = sorted(RETIRED & {name.strip() for name in wanted.split(",")})
+    names = sorted(RETIRED & _read_names(wanted))
     if not names:
         return ""
     return (
@@ -182,38 +196,27 @@ def describe_retired(wanted: str) -> str:
     )
 
 
-def is_package_installed(package: str) -> bool:
-    with suppress(ModuleNotFoundError):  # of a package that would contain it
-        return importlib.util.find_spec(package) is not None
-    return False
+def _read_names(wanted: str) -> set[str]:
+    return {name.strip() for name in wanted.split(",")}
 
 
-def _settle(choice: SwitchChoice, place: SwitchFacts, is_installed: Callable[[str], bool]) -> SwitchChoice:
-    switch = SWITCHES[choice.name]
-    obstacle = _find_obstacle(switch, place, is_installed)
-    if obstacle is not None:
-        return choice.refuse(obstacle)
-    if not choice.is_asked and place.hidden_size < switch.pays_from_hidden_size:
-        return choice.refuse(
-            f"it pays off from a hidden size of {switch.pays_from_hidden_size:,}, "
-            f"and the model's is {place.hidden_size:,}"
-        )
-    return choice
-
-
-def _find_obstacle(switch: Switch, place: SwitchFacts, is_installed: Callable[[str], bool]) -> str | None:
-    device = place.device
+def find_obstacle(name: str, device: Device) -> str:
+    """Return why a switch cannot be used on a device, to complete a "because"; empty if it can."""
+    switch = SWITCHES[name]
     smallest, largest = switch.smallest_capability, switch.largest_capability
     if smallest is not None:
-        needed = switch.capabilities
         capability = device.compute_capability
         if device.kind != CUDA or capability is None:
-            return f"it needs a GPU with compute capability {needed}, and {device.name} is not one"
+            return (
+                f"it needs a GPU with compute capability {switch.capabilities}, and {device.name} is not one"
+            )
         if capability < smallest or (largest is not None and capability > largest):
             description = device.description or device.name
-            return f"it needs compute capability {needed}, and {description} has {capability / 10}"
+            return (
+                f"it needs compute capability {switch.capabilities}, and {description} has {capability / 10}"
+            )
     if switch.package is not None and not is_installed(switch.package):
         return f"the package {switch.package} is not installed"
-    if switch.needs_packed and place.padded_because:
-        return f"it needs packed attention, and batches are padded: {place.padded_because}"
-    return None
+    if switch.needs_compiler and not is_installed(C_COMPILER):
+        return f"it needs a {C_COMPILER}, and none is installed"
+    return ""

@@ -28,7 +28,6 @@ from vectormill.vectors.vector_types import find_unfit
 from worker.batching.batch import Batch
 from worker.batching.pool import BatchLimits
 from worker.devices.device import Device
-from worker.encoder.choice import FP32
 from worker.encoder.encoder import EncoderOrder, EncoderReport, find_changes
 from worker.encoder.way import Way
 from worker.engine.executor import Exchange, Executor, Proof
@@ -42,7 +41,7 @@ from worker.placement.obstacles import find_obstacle
 from worker.runner.memory import MemoryReport
 from worker.runner.starter import RunnerStarter, Sharing
 from worker.settings import WorkerSettings
-from worker.tasks.finishing import PROMISE, PROMISE_FP32, find_turned, find_unique
+from worker.tasks.finishing import find_least_cosine, find_turned, find_unique
 from worker.tasks.table import make_tasks
 from worker.tasks.task import Finished, WorkerTask, advance
 from worker.tokens.word_cache import WordTally
@@ -189,7 +188,7 @@ class Engine:
             or expected.dtype != np.float32  # several outputs, which the task has compared
         ):
             return flaw
-        least = PROMISE_FP32 if self._loaded.precision.value == FP32 else PROMISE
+        least = find_least_cosine(self._loaded.precision.value, self._loaded.switches)
         return find_turned(results, expected, least)
 
     def stop(self) -> None:

@@ -28,7 +28,7 @@ from worker.encoder.choice import (
 )
 from worker.encoder.encoder import AUTO, Choice, Deferred, Encoder, EncoderOrder, ForwardPass
 from worker.encoder.outputs import WantedOutputs
-from worker.encoder.switches import SWITCHES, SwitchChoice, SwitchFacts, choose_switches, is_package_installed
+from worker.encoder.switches import SWITCHES, SwitchChoice, choose_switches
 from worker.model.cuda_pass import Compute, CudaPass, LayOut
 from worker.model.forms import Form, PackedForm, PaddedForm, Part, compute_outputs, lay_out_outputs
 from worker.model.network import EncoderNetwork, check_tokenizer, count_weight_bytes, list_token_inputs
@@ -156,8 +156,7 @@ class TorchEncoder(Encoder):
         Raises ModelError if a switch that was requested by name fails, and NotUndone if one cannot be undone.
         """
         padded_because = "" if packed is not None else attention.reason
-        place = SwitchFacts(order.device, self._shape.hidden_size, padded_because)
-        choices = choose_switches(order.switches, place, is_package_installed, order.way)
+        choices = choose_switches(order.switches, order.device, padded_because, order.way)
         if packed is None:
             return choices
         return apply_switches(

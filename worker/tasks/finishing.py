@@ -4,7 +4,7 @@ Results are compared with a tolerance: in another batch sums are taken in anothe
 is equal bit by bit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from vectormill.jobs.item import (
 )
 from vectormill.ragged import Ragged
 from vectormill.vectors.representations import SMALLEST_NORM
+from worker.encoder.choice import FP32
 
 # The most bytes that are decoded at once: a longer input would be in memory four times.
 MOST_BYTES_AT_ONCE: Final = 1 << 21
@@ -106,10 +107,18 @@ SMALLEST_COSINE: Final = 0.99
 # Invariant 5 (docs/ARCHITECTURE.md): the smallest cosine of a text's vectors, alone and in any batch.
 PROMISE_FP32: Final = 0.9999
 PROMISE: Final = 0.999
+PROMISE_FP8: Final = 0.99
 SMALLEST_SIZE: Final = float(np.finfo(np.float32).tiny)  # avoids division by zero
 # The largest accepted change of numbers that are compared one by one, such as a classifier's: a share of the
 # largest number, or this value itself where all are smaller than 1.
 LARGEST_CHANGE: Final = 0.1
+
+
+def find_least_cosine(precision: str, switches: Collection[str] = ()) -> float:
+    """Return the smallest cosine that a precision promises with these switches."""
+    if precision == FP32:
+        return PROMISE_FP32
+    return PROMISE_FP8 if "fp8" in switches else PROMISE
 
 
 def find_turned(results: Ragged, expected: Values, least: float = SMALLEST_COSINE) -> str:

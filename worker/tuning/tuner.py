@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,26 +20,29 @@ from worker.devices.backends import BACKENDS
 from worker.devices.detect import detect_driver
 from worker.devices.device import CPU, CUDA
 from worker.encoder.backends import list_backends
-from worker.encoder.choice import FP32, PACKED, PADDED
-from worker.encoder.encoder import AUTO, EncoderOrder, EncoderReport
-from worker.encoder.switches import SWITCHES, is_package_installed
+from worker.encoder.choice import PACKED, PADDED
+from worker.encoder.encoder import EncoderOrder, EncoderReport
+from worker.encoder.switches import find_obstacle, is_installed, list_tried
 from worker.encoder.way import Way
 from worker.runner.starter import RunnerStarter
-from worker.tasks.finishing import PROMISE, PROMISE_FP32, find_turned
+from worker.tasks.finishing import find_least_cosine, find_turned
 from worker.tasks.task import WorkerTask
-from worker.tuning.comparison import TrialWork, compare_ways
+from worker.tuning.comparison import TrialWork, WayResult, compare_ways
 from worker.tuning.record import TuningKey, TuningRecord, TuningRecords
 from worker.tuning.trial import Trial
 
 logger = logging.getLogger(__name__)
 
-# The switches of each way of a packed network on CUDA, from the simplest on. What changes vectors is not among them.
+# The switches of each way of a packed network on CUDA, from the simplest on, less those that are impossible there.
 SWITCHES_OF_WAYS: Final = (
     ("fused_gelu",),
     ("compile",),
     ("fused_gelu", "compile"),
     ("flash3", "fused_gelu", "compile"),
     ("flash4", "fused_gelu", "compile"),
+    ("fp8", "compile"),
+    ("flash3", "fp8", "compile"),
+    ("flash4", "fp8", "compile"),
 )
 # A query, a paragraph and a page; shorter ones for models that read no more.
 LENGTHS: Final = (16, 100, 512)
@@ -65,16 +68,31 @@ def list_ways(order: EncoderOrder) -> tuple[Way, ...]:
         usable = list_backends(
             order.backend,
             order.device,
-            lambda backend: is_package_installed(backend.package),
+            lambda backend: is_installed(backend.package),
             must_pack=order.attention == PACKED,
         )
     except ModelError:  # loading says it, too
         return ()
     ways = [Way(backend.name) for backend, _ in usable]
-    if order.device.kind == CUDA and order.switches == AUTO and order.attention != PADDED:
+    if order.device.kind == CUDA and order.attention != PADDED:
+        tried = {name for name in list_tried(order.switches) if not find_obstacle(name, order.device)}
         packed = [backend.name for backend, _ in usable if backend.has_packed_attention]
-        ways += [Way(name, switches) for name in packed for switches in SWITCHES_OF_WAYS]
-    return tuple(ways)
+        ways += [
+            Way(backend, tuple(name for name in switches if name in tried))
+            for backend in packed
+            for switches in SWITCHES_OF_WAYS
+        ]
+    return tuple(dict.fromkeys(ways))
+
+
+def list_impossible(order: EncoderOrder, ways: Sequence[Way]) -> tuple[WayResult, ...]:
+    """Return, for each switch that is in none of these ways because the device cannot have it, the reason."""
+    if not any(way.switches for way in ways):
+        return ()
+    obstacles = {name: find_obstacle(name, order.device) for name in list_tried(order.switches)}
+    return tuple(
+        WayResult(Way(ways[0].backend, (name,)), flaw=flaw) for name, flaw in obstacles.items() if flaw
+    )
 
 
 def describe_circumstances(order: EncoderOrder) -> TuningKey:
@@ -83,13 +101,9 @@ def describe_circumstances(order: EncoderOrder) -> TuningKey:
     for package in sorted({"transformers", *(backend.package for backend in BACKENDS.values())}):
         with suppress(PackageNotFoundError):
             libraries.append(f"{package} {version(package)}")
-    libraries += sorted(
-        switch.package
-        for switch in SWITCHES.values()
-        if switch.package is not None and is_package_installed(switch.package)
-    )
     if order.device.kind == CUDA:
-        libraries.append(f"driver {detect_driver()}")
+        usable = (name for name in list_tried(order.switches) if not find_obstacle(name, order.device))
+        libraries += [f"driver {detect_driver()}", *usable]
     return TuningKey(
         f"{order.device.description or order.device.kind}, {order.num_threads} threads",
         tuple(sorted(order.device.features)),
@@ -147,6 +161,7 @@ class WayTuner:
                 findings = compare_ways(
                     self.ways, partial(self._open, stopping, tell), self._known, workloads, self._find_flaw
                 )
+                findings += list_impossible(self.order, self.ways)
                 record = TuningRecord(
                     self._circumstances,
                     datetime.now(UTC).isoformat(timespec="seconds"),
@@ -184,7 +199,7 @@ class WayTuner:
             row, own = expected.row(index), results.part(index, index + 1)
             flaw = self._task.find_flaw(own, row)
             if not flaw and report.gives_vectors and row.dtype == np.float32:
-                flaw = find_turned(own, row, PROMISE_FP32 if report.precision.value == FP32 else PROMISE)
+                flaw = find_turned(own, row, find_least_cosine(report.precision.value, report.switches))
             if flaw:
                 return flaw
         return ""

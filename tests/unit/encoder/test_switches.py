@@ -13,11 +13,13 @@ from worker.encoder import switches
 from worker.encoder.backends import load_encoder
 from worker.encoder.encoder import EncoderOrder
 from worker.encoder.switches import (
+    C_COMPILER,
     SWITCHES,
     Switch,
     SwitchChoice,
-    SwitchFacts,
     choose_switches,
+    is_installed,
+    list_tried,
     parse_switches,
 )
 from worker.encoder.way import Way
@@ -34,8 +36,9 @@ TABLE = {
     switch.name: switch
     for switch in (
         Switch("plain", "Anywhere."),
-        Switch("new", "On new cards.", smallest_capability=89, pays_from_hidden_size=2048),
+        Switch("new", "On new cards.", smallest_capability=89, changes_vectors=True),
         Switch("hopper", "On one card.", smallest_capability=90, largest_capability=90, package="flash3"),
+        Switch("built", "Of code that is compiled.", needs_compiler=True),
     )
 }
 WAY = Way("torch", ("plain", "new", "hopper"), "measured here on 2026-11-30")
@@ -55,12 +58,12 @@ def choose(
     device: Device = HOPPER,
     *,
     installed: bool = True,
-    hidden_size: int = 4096,
     padded_because: str = "",
     way: Way | None = WAY,
 ) -> Mapping[str, SwitchChoice]:
-    place = SwitchFacts(device, hidden_size, padded_because)
-    return {choice.name: choice for choice in choose_switches(wanted, place, lambda _: installed, way)}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(switches, "is_installed", lambda _: installed)
+        return {choice.name: choice for choice in choose_switches(wanted, device, padded_because, way)}
 
 
 @WITH_SMALL_TABLE
@@ -95,6 +98,7 @@ def test_named_switches_are_taken_where_they_can_be(names: str, expected: list[s
         ("new", PROCESSOR, {}, "it needs a GPU with compute capability 8.9 or higher, and cpu:0 is not one"),
         ("hopper", BLACKWELL, {}, "it needs compute capability 9.0, and a B200 has 10.0"),
         ("hopper", HOPPER, {"installed": False}, "the package flash3 is not installed"),
+        ("built", HOPPER, {"installed": False}, "it needs a C compiler, and none is installed"),
         (
             "plain",
             HOPPER,
@@ -116,11 +120,28 @@ def test_what_cannot_be_is_an_error_where_it_was_asked_for_and_off_with_its_reas
 
 
 @WITH_SMALL_TABLE
-def test_a_switch_for_large_models_is_taken_by_auto_for_these_alone_and_by_name_for_all() -> None:
-    small = choose("auto", hidden_size=768)["new"]
-    assert small.note.endswith("it pays off from a hidden size of 2,048, and the model's is 768.")
-    assert choose("auto", hidden_size=2048)["new"].is_on
-    assert choose("new", hidden_size=768)["new"].is_on
+def test_what_changes_vectors_is_tried_only_where_it_is_named_beside_auto() -> None:
+    assert list_tried("auto") == ("plain", "hopper", "built")
+    assert list_tried("auto, new") == ("plain", "new", "hopper", "built")
+    assert list_tried("new") == list_tried("none") == ()
+    assert parse_switches("auto, new") is None
+    assert choose("auto,new") == choose("auto"), "those that were measured, whatever is tried"
+    with pytest.raises(ConfigurationError, match=r"The switch plain stands beside auto"):
+        parse_switches("auto,plain")
+
+
+def test_a_compiler_is_found_by_the_names_that_the_compilers_look_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not is_installed(C_COMPILER)
+    for name in ("clang", "gcc"):
+        (tmp_path / name).touch(mode=0o755)
+        assert is_installed(C_COMPILER)
+        (tmp_path / name).unlink()
+    assert is_installed("torch")
+    assert not is_installed("no_such_package")
+    assert not is_installed("no_such_package.part")
 
 
 @pytest.mark.parametrize(
