@@ -74,6 +74,7 @@ class Compiled:
     """A tiny model, packed, and how it is tried."""
 
     def __init__(self, name: str, **more: Any) -> None:
+        self.name = name
         transformer = make_transformer(name, **more)
         network: Any = SimpleNamespace(transformer=transformer, dense=nn.Sequential(), modes=("mean",))
         self.packed = PackedNetwork(network, EXACT)
@@ -83,11 +84,22 @@ class Compiled:
         states: list[Tensor] = compute_probes(self.packed, self.shape, 64, CPU)
         return states
 
+    @property
+    def num_graphs(self) -> int:
+        """One for each kind of layer, and in causal models another one for batches that share prefixes."""
+        return NUM_KINDS.get(self.name, 1) * (1 + self.shape.is_causal)
+
     def encode(self, lengths: list[int]) -> Tensor:
+        """Of each length a part of the same tokens, which batches with an even number of sequences share."""
         tokens = np.random.default_rng(sum(lengths))
         ids = [tokens.integers(2, 300, length).astype(np.int32) for length in lengths]
+        is_shared = self.shape.is_causal and len(lengths) % 2 == 0
+        if is_shared:
+            ids = [max(ids, key=len)[:length] for length in lengths]
+        batch = pack_batch(Batch.from_ids(ids), self.shape, shares_prefixes=self.shape.is_causal)
+        assert bool(batch.prefixes) == is_shared
         with torch.inference_mode():
-            return packed_states(self.packed, pack_batch(Batch.from_ids(ids), self.shape), CPU)
+            return packed_states(self.packed, batch, CPU)
 
 
 def smallest_cosine(a: list[Tensor], b: list[Tensor]) -> float:
@@ -108,8 +120,7 @@ def test_every_architecture_is_few_graphs_whatever_its_batches(name: str) -> Non
     expected = [model.encode(lengths) for lengths in batches]
     compile_layers(model.packed, model.probe, TRACED)
     num_graphs = count_graphs()
-    kinds = NUM_KINDS.get(name, 1)
-    assert 1 <= num_graphs <= kinds, "layers that are alike share a graph"
+    assert 1 <= num_graphs <= model.num_graphs, "layers that are alike share a graph"
     set_stance("default")  # which would make another graph wherever it is wanted
     found = [model.encode(lengths) for lengths in batches]
     assert count_graphs() == num_graphs
@@ -237,10 +248,10 @@ def test_the_flash_operator_is_one_node_of_a_graph_for_all_lengths(
         expected = [model.encode(lengths) for lengths in batches]
         compile_layers(model.packed, model.probe, record)
         flash = [sum("_flash_attention_forward" in call for call in graph) for graph in calls]
-        assert flash == [1] * NUM_KINDS.get(name, 1)
+        assert flash == [1] * model.num_graphs
         set_stance("default")
         assert smallest_cosine([model.encode(lengths) for lengths in batches], expected) >= 0.99999
-        assert len(calls) == NUM_KINDS.get(name, 1)
+        assert len(calls) == model.num_graphs
 
 
 def compute_exactly(

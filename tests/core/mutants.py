@@ -390,8 +390,8 @@ MUTANTS: Final = (
     Mutant(
         "EmbeddingGemma's texts see the padding behind them",
         "worker/model/masks.py",
-        "if is_told and find_family(config.model_type).is_causal and looks_back_alone:",
-        "if is_told and find_family(config.model_type).is_causal:",
+        "if getattr(config, _PADDED_BEHIND, False) and looks_back_alone(config):",
+        "if getattr(config, _PADDED_BEHIND, False) and find_family(config.model_type).is_causal:",
     ),
     Mutant(
         "padding beyond a window makes no number of a whole text in openvino",

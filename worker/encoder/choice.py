@@ -103,7 +103,8 @@ SMALLEST_CAPABILITY: Final = 80  # Ampere, which FlashAttention needs
 class AttentionShape:
     """The sizes in a transformer's configuration that matter to attention kernels.
 
-    `has_unattended` means that some tokens are computed to which no token attends.
+    `has_unattended` means that some tokens are computed to which no token attends, and `is_causal` that no token
+    attends to later ones.
     """
 
     model_type: str
@@ -111,6 +112,7 @@ class AttentionShape:
     padding_id: int
     hidden_size: int = 0
     has_unattended: bool = False
+    is_causal: bool = False
 
     @property
     def positions(self) -> str:
@@ -123,7 +125,20 @@ def read_attention_shape(config: Any) -> AttentionShape:
     head_dim = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // num_heads
     padding_id = getattr(config, "pad_token_id", None)
     hidden_size = int(getattr(config, "hidden_size", 0))
-    return AttentionShape(config.model_type, head_dim, 0 if padding_id is None else padding_id, hidden_size)
+    return AttentionShape(
+        config.model_type,
+        head_dim,
+        0 if padding_id is None else padding_id,
+        hidden_size,
+        is_causal=looks_back_alone(config),
+    )
+
+
+def looks_back_alone(config: Any) -> bool:
+    """Return True if no token attends to later ones with this transformers configuration."""
+    looks_both_ways = getattr(config, "use_bidirectional_attention", False)
+    is_told = getattr(config, "is_causal", True) and not looks_both_ways
+    return bool(is_told and find_family(config.model_type).is_causal)
 
 
 def choose_attention(wanted: str, shape: AttentionShape, device: Device, precision: str) -> Choice:

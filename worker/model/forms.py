@@ -25,6 +25,7 @@ from worker.model.masks import find_attention_mask
 from worker.model.network import find_pad_token_id
 from worker.model.packed import pack_batch
 from worker.model.pooling import pool_hidden_states, pool_packed_states
+from worker.model.prefixes import ROWS_OF_TOKENS, TOKENS_OF_ROWS
 
 # A part's arrays on the device, by name.
 Tensors = Mapping[str, Tensor]
@@ -176,7 +177,8 @@ class PackedForm(Form):
     """The layout with sequences one after another, so that no padding is computed or sent.
 
     Every rank that computes a sequence uses the same bounds for it, whatever heads or layers it holds.
-    `token_inputs` are those of PaddedForm. The transformer must attend with `kernel` while this form runs.
+    `token_inputs` are those of PaddedForm. The transformer must attend with `kernel` while this form runs. If it
+    `shares_prefixes`, a prefix that sequences share is computed once; the model must be causal and on one device.
     """
 
     transformer: nn.Module
@@ -184,18 +186,19 @@ class PackedForm(Form):
     modes: Sequence[str]
     shape: AttentionShape
     kernel: str
+    shares_prefixes: bool = False
 
     @property
     def attention(self) -> str:
         return f"packed ({self.kernel})"
 
     def lay_out(self, batch: Batch) -> Part:
-        packed = pack_batch(batch, self.shape)
+        packed = pack_batch(batch, self.shape, shares_prefixes=self.shares_prefixes)
         arrays = {name: packed.tokens[name] for name in self.token_inputs if name in packed.tokens}
-        arrays |= {POSITION_IDS: packed.position_ids, CU_SEQLENS: packed.cu_seqlens}
+        arrays |= {POSITION_IDS: packed.position_ids, CU_SEQLENS: packed.cu_seqlens, **packed.prefixes}
         if packed.prompt_lengths is not None:
             arrays[PROMPT_LENGTHS] = packed.prompt_lengths
-        return Part(arrays, packed.input_ids.shape, packed.max_seqlen)
+        return Part(arrays, (batch.num_tokens,), packed.max_seqlen)
 
     def run(self, part: Part, tensors: Tensors, received: Tensor | None) -> Tensor:
         """Return hidden states [tokens, hidden size]; transformers itself sees a batch with one row."""
@@ -204,10 +207,11 @@ class PackedForm(Form):
         }
         if received is not None:
             inputs["inputs_embeds"] = received.unsqueeze(0)
+        prefixes = {name: tensors[name] for name in (ROWS_OF_TOKENS, TOKENS_OF_ROWS) if name in tensors}
         states: Tensor = self.transformer(
-            **inputs, cu_seq_lens_q=tensors[CU_SEQLENS].int(), max_length_q=part.max_seqlen
+            **inputs, **prefixes, cu_seq_lens_q=tensors[CU_SEQLENS].int(), max_length_q=part.max_seqlen
         )[0]
-        return states[0]
+        return states[0][prefixes[ROWS_OF_TOKENS]] if prefixes else states[0]
 
     def pool(self, states: Tensor, tensors: Tensors) -> Tensor:
         bounds = tensors[CU_SEQLENS].int()

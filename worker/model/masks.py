@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vectormill.models.families import find_family
+from worker.encoder.choice import looks_back_alone
 from worker.encoder.padding import PaddedBatch
 from worker.model.runtime import transformers
 
@@ -72,10 +73,7 @@ def make_sdpa_mask(
         positions = torch.arange(recorded.shape[-1], device=recorded.device)
         return recorded | (positions == positions.unsqueeze(1))
     # No token attends to the padding after it if the model is causal and pads on the right.
-    is_told = bool(getattr(config, _PADDED_BEHIND, False))
-    looks_both_ways = getattr(config, "use_bidirectional_attention", False)
-    looks_back_alone = getattr(config, "is_causal", True) and not looks_both_ways
-    if is_told and find_family(config.model_type).is_causal and looks_back_alone:
+    if getattr(config, _PADDED_BEHIND, False) and looks_back_alone(config):
         attention_mask = None
     if attention_mask is not None and options.get("mask_function") is masking.bidirectional_mask_function:
         return attention_mask.bool()[:, None, None, :]

@@ -30,10 +30,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from vectormill.domain.errors import ModelError
 from vectormill.models.families import BEHIND_PADDING, find_family
 from worker.batching.batch import TOKEN_INPUTS, Batch
-from worker.encoder.choice import AttentionShape, read_attention_shape
+from worker.encoder.choice import AttentionShape, looks_back_alone, read_attention_shape
 from worker.encoder.padding import pad_batch
 from worker.model.cuda_pass import is_device_lost
 from worker.model.network import EncoderNetwork
+from worker.model.prefixes import ROWS_OF_TOKENS, TOKENS_OF_ROWS, find_shared_prefixes
 from worker.model.runtime import transformers
 from worker.model.weights import Rounded
 from worker.tokens.tokenized import INPUT_IDS
@@ -46,22 +47,27 @@ class PackedBatch:
     """A batch as one row of tokens, with each token's position and each sequence's bounds.
 
     `cu_seqlens[i]` and `cu_seqlens[i + 1]` bound sequence i; its first `prompt_lengths[i]` tokens are not
-    pooled. `tokens` are, by name, the inputs that have one value per token.
+    pooled. `tokens` are, by name, the inputs that have one value per token. If sequences share `prefixes`, as
+    find_shared_prefixes returns them, these and the positions have one value per row.
     """
 
-    tokens: Mapping[str, NDArray[np.int64]]  # each [tokens]
-    position_ids: NDArray[np.int64]  # [tokens]
+    tokens: Mapping[str, NDArray[np.int64]]  # each [tokens], or [rows] with shared prefixes
+    position_ids: NDArray[np.int64]  # [tokens], or [rows]
     cu_seqlens: NDArray[np.int64]  # [n + 1]
     prompt_lengths: NDArray[np.int64] | None  # [n]; None when all tokens are pooled
     max_seqlen: int
+    prefixes: Mapping[str, NDArray[np.int64]]
 
     @property
     def input_ids(self) -> NDArray[np.int64]:
         return self.tokens[INPUT_IDS]
 
 
-def pack_batch(batch: Batch, shape: AttentionShape) -> PackedBatch:
-    """Pack the batch without padding. Position ids restart in every sequence."""
+def pack_batch(batch: Batch, shape: AttentionShape, *, shares_prefixes: bool = False) -> PackedBatch:
+    """Pack the batch without padding. Position ids restart in every sequence.
+
+    `shares_prefixes` is for causal models alone.
+    """
     tokens = {
         name: batch.inputs[name].covered.astype(np.int64) for name in TOKEN_INPUTS if name in batch.inputs
     }
@@ -76,7 +82,13 @@ def pack_batch(batch: Batch, shape: AttentionShape) -> PackedBatch:
         position_ids = (counted[1:] - before) * is_counted + shape.padding_id
     else:
         position_ids = np.arange(len(input_ids)) - np.repeat(cu_seqlens[:-1], lengths)
-    return PackedBatch(tokens, position_ids, cu_seqlens, batch.prompt_lengths, batch.max_length)
+    prefixes: Mapping[str, NDArray[np.int64]] = {}
+    if shares_prefixes:
+        prefixes = find_shared_prefixes(np.stack(list(tokens.values()), axis=1), cu_seqlens)
+    if prefixes:
+        tokens = {name: values[prefixes[TOKENS_OF_ROWS]] for name, values in tokens.items()}
+        position_ids = position_ids[prefixes[TOKENS_OF_ROWS]]
+    return PackedBatch(tokens, position_ids, cu_seqlens, batch.prompt_lengths, batch.max_length, prefixes)
 
 
 FLASH: Final = "vectormill_direct"  # transformers takes any name with "flash" for a package of its own
@@ -224,6 +236,8 @@ def make_attention(kernel: Kernel) -> Callable[..., tuple[Tensor, None]]:
         *,
         cu_seq_lens_q: Tensor,  # required: an architecture that drops it must fail, not mix sequences
         max_length_q: int,
+        token_rows: Tensor | None = None,  # [tokens], where prefixes are shared and `tokens` above are rows
+        row_tokens: Tensor | None = None,  # [rows]
         scaling: float | None = None,
         sliding_window: int | None = None,
         is_causal: bool | None = None,
@@ -232,7 +246,12 @@ def make_attention(kernel: Kernel) -> Callable[..., tuple[Tensor, None]]:
         assert attention_mask is None
         window = find_window(module, is_causal, sliding_window)
         query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
-        return kernel(query, key, value, cu_seq_lens_q, max_length_q, scaling, window).unsqueeze(0), None
+        if token_rows is not None:
+            query, key, value = (part.index_select(0, token_rows) for part in (query, key, value))
+        output = kernel(query, key, value, cu_seq_lens_q, max_length_q, scaling, window)
+        if row_tokens is not None:
+            output = output.index_select(0, row_tokens)
+        return output.unsqueeze(0), None
 
     return attend
 
@@ -291,17 +310,17 @@ class PackedNetwork(nn.Module):
         position_ids: Tensor,
         cu_seqlens: Tensor,
         max_seqlen: int,
-        **tokens: Tensor,
+        **prefixes: Tensor,
     ) -> Tensor:
-        """Return hidden states [tokens, dim], without any padding."""
+        """Return hidden states [tokens, dim], without any padding. `prefixes` are those of a PackedBatch."""
         states: Tensor = self.transformer(
             input_ids=input_ids.unsqueeze(0),
             position_ids=position_ids.unsqueeze(0),
             cu_seq_lens_q=cu_seqlens,
             max_length_q=max_seqlen,
-            **{name: values.unsqueeze(0) for name, values in tokens.items()},
+            **prefixes,
         )[0]
-        return states[0]
+        return states[0][prefixes[ROWS_OF_TOKENS]] if prefixes else states[0]
 
 
 def find_layers(transformer: nn.Module) -> list[nn.Module]:
@@ -330,7 +349,7 @@ def pack_network(
         with torch.inference_mode():
             expected = padded_states(network, probes, device)
             packed = PackedNetwork(network, kernel)
-            found = [packed_states(packed, pack_batch(probe, shape), device) for probe in probes]
+            found = compute_probes(packed, shape, max_tokens, device)
         if find_deviation(expected, found, CLOSE_COSINE) and expected[0].dtype in SIXTEEN_BITS:
             network.transformer.set_attn_implementation(padded_attention)
             packed.reference = make_reference(network, probes, expected, device)
@@ -456,7 +475,7 @@ def make_random_batch(config: Any, lengths: Iterable[int], tokens: np.random.Gen
 def make_probes(config: Any, max_tokens: int) -> list[Batch]:
     """Return test batches, which are the same on every machine.
 
-    The longest sequence gets a separate batch.
+    The longest sequence gets a separate batch. If the model is causal, so do sequences that share a prefix.
     """
     tokens = np.random.default_rng(0)
 
@@ -470,6 +489,10 @@ def make_probes(config: Any, max_tokens: int) -> list[Batch]:
     longest = min(max(PROBE_LENGTHS), max_tokens)
     beyond = min(window + BEYOND_WINDOW, max_tokens)
     probes = [make(min(length, max_tokens) for length in PROBE_LENGTHS)]
+    if looks_back_alone(config):
+        rows = [probes[0].inputs[INPUT_IDS].row(number) for number in range(len(probes[0]))]
+        prefix = rows[-1][: len(rows[-1]) // 2]
+        probes.append(Batch.from_ids([np.concatenate((prefix, row))[:max_tokens] for row in rows]))
     return [*probes, make([beyond])] if beyond > longest else probes
 
 
@@ -479,7 +502,10 @@ def compute_probes(
 ) -> list[Tensor]:
     """Return the packed network's hidden states [tokens, dim] of each probe."""
     probes = make_probes(network.transformer.config, max_tokens)
-    return [packed_states(network, pack_batch(probe, shape), device) for probe in probes]
+    return [
+        packed_states(network, pack_batch(probe, shape, shares_prefixes=shape.is_causal), device)
+        for probe in probes
+    ]
 
 
 # The tokens of a batch as large as in service, and of its sequences.
@@ -503,4 +529,5 @@ def packed_states(network: PackedNetwork, probe: PackedBatch, device: torch.devi
         torch.from_numpy(probe.position_ids).to(device),
         torch.from_numpy(probe.cu_seqlens).to(device, torch.int32),
         probe.max_seqlen,
+        **{name: torch.from_numpy(array).to(device) for name, array in probe.prefixes.items()},
     )

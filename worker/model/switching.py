@@ -191,8 +191,8 @@ def is_gelu(module: nn.Module) -> bool:
     )
 
 
-# The largest number of graphs, one per kind of layer: ModernBERT has three kinds. Further kinds run
-# uncompiled.
+# The largest number of graphs, one per kind of layer, of which ModernBERT has three, and another one in causal models
+# for shared prefixes. Further kinds run uncompiled.
 MOST_GRAPHS: Final = 16
 # torch treats a size of 1 as a constant, and would make another graph for a batch of a single token.
 FEWEST_TOKENS: Final = 2

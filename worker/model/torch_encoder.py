@@ -67,7 +67,13 @@ class TorchEncoder(Encoder):
         self._form: Form = (
             PaddedForm(*taken, find_unattended(order.card))
             if packed is None
-            else PackedForm(*taken, self._shape, packed.attention)
+            else PackedForm(
+                *taken,
+                self._shape,
+                packed.attention,
+                # A reproducible batch computes as many rows whatever its texts are.
+                shares_prefixes=self._shape.is_causal and not order.is_reproducible,
+            )
         )
         # Copies to the device use a separate stream, so that they do not wait for the current forward
         # pass.
