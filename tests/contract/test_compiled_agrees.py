@@ -1,5 +1,6 @@
 """Compiled layers: the vectors are those without, in few graphs for all batches, and a compiler's error is no end."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch._inductor.config
 from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
 from torch.compiler import set_stance
 from torch.nn.functional import cosine_similarity
 
@@ -227,6 +229,19 @@ def test_a_compiled_model_gives_the_vectors_of_one_that_is_not(
     assert smallest_cosine(found, expected) >= smallest
     assert count_graphs() == num_graphs
     assert any(compiled_dir.rglob("*.so")), "what is compiled lies where it was told to"
+
+
+@NEEDS_COMPILER
+def test_a_residual_and_its_norm_are_one_kernel() -> None:
+    """Of Inductor, by the operations in the names of its kernels."""
+    model = Compiled("bert")
+    code: list[str] = []
+    with torch._inductor.config.patch({"fx_graph_cache": False}):
+        _, code = run_and_get_code(lambda: compile_layers(model.packed, model.probe))
+    kernels = {name for text in code for name in re.findall(r"cpp_fused\w+", text)}
+    norms = {name for name in kernels if "native_layer_norm" in name}
+    assert norms
+    assert all("add" in name for name in norms), kernels
 
 
 @pytest.mark.parametrize("name", ["bert", "qwen3, window", "modernbert"])

@@ -17,6 +17,7 @@ from torch.nn.functional import cosine_similarity
 
 from tests.contract.packed_models import MODELS, make_sequences, make_transformer
 from tests.models import DEVICE
+from vectormill.domain.errors import ModelError
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.batching.batch import Batch
 from worker.encoder.backends import load_encoder
@@ -35,7 +36,15 @@ from worker.model.packed import (
     pack_batch,
     packed_states,
 )
-from worker.model.switching import JOINED, STEPS, Step, apply_switches
+from worker.model.switching import (
+    JOINED,
+    STEPS,
+    GeluProduct,
+    Step,
+    apply_switches,
+    fuse_gelus,
+    multiply_with_gelu,
+)
 
 CPU = torch.device("cpu")
 CARD = Registry({}).card(DEFAULT_MODEL)
@@ -81,6 +90,41 @@ def test_one_product_gives_the_parts_that_three_gave(name: str) -> None:
     assert count_parameters(packed) == num_before, "joined, and not held twice"
     scale = float(expected.abs().max())
     assert float((found - expected).abs().max()) <= 1e-6 * max(1.0, scale)
+
+
+HAS_GELU = ("albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
+
+
+@pytest.mark.parametrize("name", HAS_GELU)
+def test_gelu_as_a_part_of_its_product_keeps_the_promise_of_fp32(name: str) -> None:
+    packed = pack(make_transformer(name))
+    expected = compute_states(packed)
+    (choice,) = switch_on(packed, "fused_gelu")
+    assert choice.is_on
+    assert any(isinstance(module, GeluProduct) for module in packed.modules())
+    found = compute_states(packed)
+    assert not torch.equal(found, expected), "the tanh approximation is another function"
+    assert smallest_cosine(found, expected) >= 0.9999
+
+
+def test_a_gelu_is_undone_and_a_model_of_gates_has_none_to_fuse() -> None:
+    packed = pack(make_transformer("bert"))
+    expected = compute_states(packed)
+    undo = fuse_gelus(packed, lambda: compute_states(packed))
+    assert undo is not None
+    undo()
+    assert torch.equal(compute_states(packed), expected)
+    with pytest.raises(ModelError, match="no product is followed by a GELU"):
+        switch_on(pack(make_transformer("qwen3")), "fused_gelu")
+
+
+@torch.inference_mode()
+def test_the_operator_of_product_and_gelu_gets_its_arguments_in_the_layout_that_it_takes() -> None:
+    """On a processor the operator computes the exact GELU, and is otherwise the one of a GPU."""
+    linear = nn.Linear(32, 48)
+    states = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
+    found = multiply_with_gelu(states, linear.weight, linear.bias)
+    torch.testing.assert_close(found, torch.nn.functional.gelu(linear(states)), rtol=0, atol=1e-6)
 
 
 def count_parameters(packed: PackedNetwork) -> int:

@@ -140,12 +140,14 @@ class GeluProduct(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         if not states.is_cuda:
             return gelu(self.product(states), approximate="tanh")
-        rows, weight = states.flatten(0, -2), self.product.weight
-        product: Tensor = gelu_operator(self.product.bias, rows, weight.t(), use_gelu=True)
-        return product.unflatten(0, states.shape[:-1])
+        return multiply_with_gelu(states, self.product.weight, self.product.bias)
 
 
-gelu_operator: Final = torch.ops.aten._addmm_activation
+def multiply_with_gelu(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return the GELU of the product of states [..., in] and a weight [out, in], plus the bias [out]."""
+    rows = states.flatten(0, -2)
+    product: Tensor = torch.ops.aten._addmm_activation(bias, rows, weight.t(), use_gelu=True)
+    return product.unflatten(0, states.shape[:-1])
 
 
 def fuse_gelus(network: PackedNetwork, compute_probes: "ComputeProbes") -> "Undo":
@@ -186,7 +188,7 @@ def fuse_gelus(network: PackedNetwork, compute_probes: "ComputeProbes") -> "Undo
 def is_gelu(module: nn.Module) -> bool:
     """Return True for a GELU that differs from the tanh approximation no more than the exact one does."""
     values = torch.linspace(-6, 6, 97)
-    return not any(module.parameters()) and torch.allclose(
+    return next(module.parameters(), None) is None and torch.allclose(
         module(values), gelu(values, approximate="tanh"), rtol=0, atol=6e-4
     )
 
