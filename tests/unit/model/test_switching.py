@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn.attention import _registry, current_flash_attention_impl, restore_flash_attention_impl
 from torch.nn.functional import cosine_similarity
 
+from tests.contract.packed_models import make_transformer
 from vectormill.domain.errors import ModelError
 from worker.encoder.switches import SwitchChoice
-from worker.model import switching
+from worker.model import packed, switching
 from worker.model.joined import join_products
+from worker.model.packed import LARGE_TOKENS, LARGE_TOKENS_ELSEWHERE
 from worker.model.switching import (
     FLASH_VERSIONS,
     SMALLEST_SIZE,
@@ -30,6 +32,7 @@ from worker.model.switching import (
     scale_layers,
     scale_rows,
 )
+from worker.model.switching import STEPS as STEPS_OF_SERVICE
 
 STATES = torch.randn(9, 8, generator=torch.Generator().manual_seed(0))
 NOISE = torch.randn(9, 8, generator=torch.Generator().manual_seed(1))
@@ -305,3 +308,22 @@ def test_what_differs_too_much_has_to_be_loaded_again_because_it_cannot_be_undon
         apply_switches(
             network_of_layers(Block(64)), [SwitchChoice("fp8", True, "requested", True)], lambda: [states]
         )
+
+
+def test_the_compiler_sees_a_batch_as_large_as_in_service_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor chooses the configurations of its kernels by the sizes that it sees first."""
+    seen: list[object] = []
+    monkeypatch.setattr(switching, "compile_layers", lambda network, run: run())
+    monkeypatch.setattr(
+        packed, "packed_states", lambda network, batch, device: seen.append(len(batch.input_ids))
+    )
+    transformer = make_transformer("bert")
+    network: Any = SimpleNamespace(transformer=transformer, attention="exact")
+
+    def probe() -> list[Tensor]:
+        seen.append("probes")
+        return []
+
+    STEPS_OF_SERVICE["compile"].turn_on(network, probe)
+    assert seen == [LARGE_TOKENS_ELSEWHERE, "probes"]
+    assert LARGE_TOKENS == {"cuda": 16_384}
