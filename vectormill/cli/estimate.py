@@ -170,7 +170,7 @@ def quote(
         reindex (COLLECTION): Quote a re-index of this collection from its source.
         collection (NAME): Tell which rows this collection has already.
         metadata_field (NAME): Keep this column with each result.
-        format (NAME): jsonl, csv, tsv or parquet. By default, the objects' names decide.
+        format (NAME): jsonl, csv, tsv or parquet. By default, the name of the file or object decides.
         devices (DEVICES): Without live workers, estimate with these: auto for this machine, or a description such as
             2x80GiB@sm_90,16cores,128GiB.
         precision: Without live workers, the precision of the weights: auto, fp32, fp16, bf16 or int8.
@@ -191,7 +191,15 @@ def quote(
     elif input is not None and "://" in input:
         told = client.quote_objects(input, **columns, pair=pair, format=format, **chosen)
     else:
-        items = read_input(str(input), key_field, text_field, pair_field, strict=strict)
+        items = read_input(
+            str(input),
+            key_field,
+            text_field,
+            pair_field,
+            strict=strict,
+            metadata_fields=metadata_field or (),
+            format=format,
+        )
         told = client.quote(items, gzip=gzip, **chosen)
     figures = dict(told)
     if told["seconds"] is None:

@@ -1,7 +1,7 @@
 """The files that commands read and write: - is standard input or output."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +15,21 @@ if TYPE_CHECKING:
 
 
 def read_input(
-    input: str, key_field: str | None, text_field: str, pair_field: str | None = None, *, strict: bool
+    input: str,
+    key_field: str | None,
+    text_field: str,
+    pair_field: str | None = None,
+    *,
+    strict: bool,
+    metadata_fields: Sequence[str] = (),
+    format: str | None = None,
 ) -> "Iterable[ItemJson]":
     """Return the items of a file. The first item, or with `strict` every item, is validated now."""
     from vectormill.rows.columns import Columns
     from vectormill.rows.inputs import RowReading, look_at_texts, read_texts
 
-    reading = RowReading(Columns(text_field, key_field, pair_field), is_strict=strict)
-    return look_at_texts(read_texts(input, reading), whole=strict)
+    columns = Columns(text_field, key_field, pair_field, tuple(metadata_fields))
+    return look_at_texts(read_texts(input, RowReading(columns, is_strict=strict), format), whole=strict)
 
 
 def name_output(out: Path) -> Path:

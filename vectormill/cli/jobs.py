@@ -79,8 +79,8 @@ def submit(
     them with credentials of their own.
 
     Args:
-        metadata_field (NAME): Keep this column of the objects with each result.
-        format (NAME): jsonl, csv, tsv or parquet. By default, the objects' names decide.
+        metadata_field (NAME): Keep this column with each result.
+        format (NAME): jsonl, csv, tsv or parquet. By default, the name of the file or object decides.
         unique: Refuse objects in which a key occurs twice; the service reads all keys first. In a file of texts
             keys are always compared.
         idempotency_key (KEY): Submitting again with the same key returns the same job.
@@ -92,6 +92,11 @@ def submit(
         **find_given(options),
     }
     if "://" in input:
+        if strict or gzip or (metadata and metadata_field):
+            raise InvalidOption(
+                "--strict and --gzip are for files that this command sends. Of objects, it keeps columns by "
+                "--metadata-field or describes the job by --metadata, but not both."
+            )
         if unique:
             from vectormill.jobs.duplicate_keys import BYTES_PER_KEY
 
@@ -109,7 +114,15 @@ def submit(
             unique=unique,
             **shared,
         )
-    items = read_input(input, key_field, text_field, pair_field, strict=strict)
+    items = read_input(
+        input,
+        key_field,
+        text_field,
+        pair_field,
+        strict=strict,
+        metadata_fields=metadata_field or (),
+        format=format,
+    )
     named = {**name_file(input), **(parse_metadata(metadata) or {})} or None
     return client.submit(items, metadata=named, gzip=gzip, **shared)
 

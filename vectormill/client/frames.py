@@ -238,7 +238,9 @@ class RowItems:
         item = _name_text(row, "text", number)
         metadata = item.get("metadata", {})
         texts = (item.get("key"), item.get("text"), item.get("text_pair", ""))
-        fits = is_plain(metadata) and encode_fitting_metadata(metadata)[1] is None
+        # The items of a file have metadata that are encoded already.
+        is_encoded = isinstance(metadata, msgspec.Raw)
+        fits = is_encoded or (is_plain(metadata) and encode_fitting_metadata(metadata)[1] is None)
         if fits and all(type(text) is str for text in texts):
             return cast("ItemJson", item)
         pair = "text_pair" if "text_pair" in item else None

@@ -147,21 +147,26 @@ class TextTree:
         return {"key": path.relative_to(self.root).as_posix(), "text": text}
 
 
-def read_texts(name: str, reading: RowReading | None = None) -> Iterable[ItemJson]:
+def read_texts(name: str, reading: RowReading | None = None, format: str | None = None) -> Iterable[ItemJson]:
     """Return the items of an input, which are read lazily. `name` is a file, a directory, or - for standard input.
 
-    All but standard input can be iterated over again. Raise InvalidItem if the input does not exist or has no known
-    format; iteration raises it, with file and line, for an item that cannot be read.
+    By default the name of a file decides its format, and standard input is JSON Lines. All but standard input can be
+    iterated over again. Raise InvalidItem if the input does not exist or has no known format; iteration raises it, with
+    file and line, for an item that cannot be read.
     """
     reading = reading or RowReading()
     if name == "-":
-        return iter(FileItems(None, JSONL, reading))
+        return iter(FileItems(None, format or JSONL, reading))
     path = Path(name)
     if path.is_dir():
+        if format is not None or reading.columns.metadata:
+            raise InvalidItem(
+                f"{name} is a directory, and each of its files a text: leave out the format and columns of metadata."
+            )
         return TextTree(path, reading.is_strict)
     if not path.exists():
         raise InvalidItem(f"There is no file {name}.")
-    format = find_format(name)
+    format = format or find_format(name)
     if format is None:
         raise InvalidItem(f"Unknown format of {name}. Supported inputs: {INPUT_HELP}")
     return FileItems(path, format, reading)

@@ -18,7 +18,7 @@ from tests.api_server import api_client, encode_waiting, encoding_meanwhile
 from tests.architecture.test_extras import command
 from tests.architecture.test_extras import run as run_with_the_base_alone
 from tests.commands import run
-from tests.database import ask, execute
+from tests.database import ask, execute, load_payload
 from tests.services import connected_engine, migrated_database
 from tests.unit.deployment.test_registry import write_model
 from vectormill.cli import jobs
@@ -102,6 +102,27 @@ def test_submit_reads_standard_input_and_repeats_no_job_under_one_key(
         (submitted,) = read_json(capsys.readouterr().out)
         ids.add(submitted["id"])
     assert len(ids) == 1
+
+
+def test_columns_of_a_file_become_metadata_of_items_and_its_format_can_be_named(
+    tmp_path: Path, engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows.data"
+    path.write_text("id,text,page\na,one,1\nb,two,2\n")
+    named = ("--format", "csv", "--metadata-field", "page")
+    assert run("submit", str(path), *named, "--collection", "paged", *SMALL) == 0
+    job = capsys.readouterr().out.strip()
+    ((chunk,),) = execute(engine, "SELECT id FROM vectormill.chunks WHERE job_id = :job", job=job)
+    items = ask(engine, load_payload, chunk)
+    assert dict(zip(items.keys, map(json.loads, items.metadata), strict=True)) == {
+        "a": {"page": "1"},
+        "b": {"page": "2"},
+    }
+    (tmp_path / "texts").mkdir()
+    for wrong in ((str(tmp_path / "texts"), *named), ("s3://nowhere/x.csv", "--strict")):
+        assert run("submit", *wrong) == 2
+        told = capsys.readouterr().err
+        assert "leave out the format" in told or "files that this command sends" in told
 
 
 def test_what_is_wrong_with_a_submission_is_told_and_leaves_no_job(
