@@ -281,7 +281,8 @@ def describe_operation(operation: Operation[Any]) -> dict[str, Any]:
             schemas = [refer_to(kind) for kind in find_answers(operation)]
             if len(schemas) > 1 and operation.other_status is None:
                 schemas = [{"anyOf": schemas}]
-            answers = [{"content": {JSON_TYPE: {"schema": schema}}} for schema in schemas]
+            others: dict[str, Any] = {kind: {} for kind in operation.other_media_types}
+            answers = [{"content": {JSON_TYPE: {"schema": schema}} | others} for schema in schemas]
         described["responses"] = {str(operation.status): answers[0]}
         if operation.other_status is not None:
             described["responses"][str(operation.other_status)] = answers[-1]

@@ -35,11 +35,12 @@ class Operation(Generic[Answer]):
     An API key needs `scope`; None means that no key is needed. If `line` is given, the body may be a stream
     of NDJSON with lines of that type; if `form`, a JSON schema, is given, the body is a multipart form.
     `query` has the query parameters. An answer in one of `media_types` is a stream of bytes; an answer may
-    also have the type `other_answer`. `location` is the path of the created resource, with fields of the
-    answer in braces. An answer with `other_status` has the same type, or `other_answer` if both are given. An operation
-    that `is_repeatable` may safely be sent again after a lost answer; to one that `is_slow` the server may say nothing
-    for minutes. A DELETE is carried out only if the header
-    CONFIRMATION repeats the last value of its path, unless it `skips_confirmation` (decision 0096).
+    also have the type `other_answer`, or be bytes of `other_media_types` if the request asks for them.
+    `location` is the path of the created resource, with fields of the answer in braces. An answer with
+    `other_status` has the same type, or `other_answer` if both are given. An operation that `is_repeatable` may safely
+    be sent again after a lost answer; to one that `is_slow` the server may say nothing for minutes. A DELETE is carried
+    out only if the header CONFIRMATION repeats the last value of its path, unless it
+    `skips_confirmation` (decision 0096).
     """
 
     method: str
@@ -57,6 +58,7 @@ class Operation(Generic[Answer]):
     other_status: int | None = None
     other_answer: type[Any] | None = None
     media_types: tuple[str, ...] = ()
+    other_media_types: tuple[str, ...] = ()
     location: str | None = None
     is_repeatable: bool = True
     is_slow: bool = False

@@ -3,6 +3,7 @@
 The texts of a request are sent to a worker as a message. Numbers are formatted in bulk, never by Python itself.
 """
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -42,6 +43,7 @@ from api.queries import Answered
 from api.serving import serve
 from vectormill.batches.endpoints import (
     BASE64,
+    BYTES,
     EMBEDDINGS_DECODER,
     MAX_INPUTS,
     RERANK_DECODER,
@@ -56,10 +58,11 @@ from vectormill.batches.endpoints import (
     resolve_spec,
     write_input,
 )
-from vectormill.batches.operations import EMBED, RERANK
+from vectormill.batches.operations import EMBED, OCTETS, RERANK
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.task import JUDGE, MULTI_VECTOR, REPRESENTATIONS, SPARSE, has_token_ids
+from vectormill.domain.vector_type import VECTOR_TYPES
 from vectormill.jobs.item import join_pair, pair_with_each
 from vectormill.models.registry import Registry
 from vectormill.results.representations import write_representations, write_vectors
@@ -67,6 +70,7 @@ from vectormill.results.scores import rank_scores
 from vectormill.vectors.decimals import write_decimals, write_wholes
 from vectormill.vectors.quantization import pack_signs
 from vectormill.vectors.representations import Representations
+from vectormill.vectors.vector_types import MAX_HALF, find_vector_failures
 
 router = APIRouter(tags=["openai"])
 rerank_router = APIRouter(tags=["results"])
@@ -112,10 +116,15 @@ async def find_spec(registry: Registry, encoding: EncodingRequest) -> EncodingSp
     return await run(registry.is_read(encoding.model), resolve_spec, registry, encoding)
 
 
-async def write(answered: Answered, work: Callable[[], bytes]) -> Response:
-    """Return a JSON response with the bytes that `work` returns; a large answer is written on a thread."""
+async def write(
+    answered: Answered,
+    work: Callable[[], bytes],
+    media_type: str = JSON_TYPE,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return a response with the bytes that `work` returns; a large answer is written on a thread."""
     is_small = answered.vectors.dtype != np.object_ and answered.vectors.nbytes <= SMALL_VECTORS
-    return Response(await run(is_small, work), media_type=JSON_TYPE)
+    return Response(await run(is_small, work), media_type=media_type, headers=headers)
 
 
 def read_texts(texts: Sequence[str], field: str, resources: Resources) -> dict[str, bytes]:
@@ -131,9 +140,20 @@ async def post_embeddings(request: Request, resources: ResourcesDependency) -> R
     """Return the vectors of texts in the format of OpenAI's API; docs/OPENAI.md lists the differences."""
     async with receiving(request, resources, read_embeddings, is_quick=True) as (hold, (wanted, texts)):
         encoding = wanted.encoding()
-        answered = await embed(resources, hold, encoding, texts)
         spec = await find_spec(resources.registry, encoding)
-        return await write(answered, lambda: write_answer(wanted, answered, spec))
+        if wanted.encoding_format == BYTES and spec.result == REPRESENTATIONS:
+            raise InvalidOption(
+                f"encoding_format bytes is for dense vectors, not {spec.outputs}; use base64."
+            )
+        answered = await embed(resources, hold, encoding, texts)
+        if wanted.encoding_format != BYTES:
+            return await write(answered, lambda: write_answer(wanted, answered, spec))
+        return await write(
+            answered,
+            lambda: pack_rows(answered.vectors, wanted).tobytes(),
+            OCTETS,
+            describe_bytes(wanted, answered),
+        )
 
 
 def read_embeddings(body: bytes, resources: Resources) -> tuple[EmbeddingsRequest, dict[str, bytes]]:
@@ -151,14 +171,55 @@ def read_checked_inputs(request: EmbeddingsRequest, max_chars: int) -> dict[str,
     return found
 
 
-def write_outputs(row: Representations, spec: EncodingSpec, *, is_packed: bool) -> dict[str, Any]:
+def pack_rows(vectors: npt.NDArray[np.float32], request: EmbeddingsRequest) -> npt.NDArray[Any]:
+    """Return dense vectors [n, d] in the requested type. Raise InvalidOption if it cannot hold one of them."""
+    kind = VECTOR_TYPES[request.embed_dtype]
+    unfit = find_vector_failures(vectors, kind) if kind.is_half else {}
+    if unfit:
+        raise InvalidOption(
+            f"float16 cannot hold the vector of input {min(unfit)}: one of its numbers is beyond ±{MAX_HALF:,.0f}, or "
+            "all would become 0. Omit embed_dtype, or have vectors normalized."
+        )
+    return vectors.astype(kind.row, copy=False)
+
+
+def describe_bytes(request: EmbeddingsRequest, answered: Answered) -> dict[str, str]:
+    """Return the headers of an answer in bytes, in vLLM's form, whose readers get one tensor [n, d].
+
+    vLLM names the place of each vector, which is too much for the headers of most servers and clients.
+    """
+    num_bytes = answered.vectors.size * np.dtype(VECTOR_TYPES[request.embed_dtype].row).itemsize
+    block = {
+        "index": 0,
+        "embed_dtype": request.embed_dtype,
+        "endianness": "little",
+        "start": 0,
+        "end": num_bytes,
+        "shape": answered.vectors.shape,
+    }
+    told = {"model": request.model, "data": [block], "usage": count_usage(answered)}
+    return {"metadata": json.dumps(told)}  # its characters are ASCII, as those of a header have to be
+
+
+def write_outputs(
+    row: Representations, spec: EncodingSpec, request: EmbeddingsRequest, *, is_packed: bool
+) -> dict[str, Any]:
     """Return the outputs of one text by name, with the dense vector as bytes if `is_packed`."""
     outputs: dict[str, Any] = msgspec.json.decode(
         b"{" + b"".join(write_representations(row, spec))[1:] + b"}", type=dict[str, msgspec.Raw]
     )
     if is_packed and "embedding" in outputs:
-        outputs["embedding"] = row.dense.astype("<f4").tobytes()
+        outputs["embedding"] = pack_rows(row.dense[np.newaxis], request).tobytes()
     return outputs
+
+
+def count_usage(answered: Answered) -> dict[str, int]:
+    """Return the tokens of an answer as OpenAI names them, and our number of truncated inputs."""
+    return {
+        "prompt_tokens": answered.num_tokens,
+        "total_tokens": answered.num_tokens,
+        "truncated_inputs": int(answered.is_truncated.sum()),
+    }
 
 
 def write_answer(request: EmbeddingsRequest, answered: Answered, spec: EncodingSpec) -> bytes:
@@ -166,18 +227,14 @@ def write_answer(request: EmbeddingsRequest, answered: Answered, spec: EncodingS
     rows: Iterable[dict[str, Any]]
     is_packed = request.encoding_format == BASE64
     if spec.result == REPRESENTATIONS:
-        rows = (write_outputs(row, spec, is_packed=is_packed) for row in answered.vectors)
+        rows = (write_outputs(row, spec, request, is_packed=is_packed) for row in answered.vectors)
     elif is_packed:
-        rows = ({"embedding": row.tobytes()} for row in answered.vectors.astype("<f4", copy=False))
+        rows = ({"embedding": row.tobytes()} for row in pack_rows(answered.vectors, request))
     else:
         rows = ({"embedding": msgspec.Raw(b"[" + row.tobytes())} for row in write_decimals(answered.vectors))
     data = [{"object": "embedding", "index": index, **row} for index, row in enumerate(rows)]
-    usage = {
-        "prompt_tokens": answered.num_tokens,
-        "total_tokens": answered.num_tokens,
-        "truncated_inputs": int(answered.is_truncated.sum()),
-    }
-    return msgspec.json.encode({"object": "list", "data": data, "model": request.model, "usage": usage})
+    told = {"object": "list", "data": data, "model": request.model, "usage": count_usage(answered)}
+    return msgspec.json.encode(told)
 
 
 # ---- rankings

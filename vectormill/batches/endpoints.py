@@ -18,6 +18,7 @@ from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, Encoding
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.options import list_options
 from vectormill.domain.task import EMBED, JUDGE, write_token_ids
+from vectormill.domain.vector_type import DEFAULT_TYPE
 from vectormill.jobs.item import pair_with_each
 from vectormill.models.registry import DEFAULT_MODEL, Registry, make_spec
 from vectormill.models.suggestions import find_need
@@ -67,6 +68,7 @@ def resolve_spec(registry: Registry, encoding: EncodingRequest) -> EncodingSpec:
 # OpenAI's limit. More inputs belong in a job, or in several lines of a batch.
 MAX_INPUTS: Final = 2_048
 BASE64: Final = "base64"
+BYTES: Final = "bytes"
 HELP: Final = {option.name: option.help.description for option in list_options(EncodingOptions)}
 
 
@@ -85,8 +87,18 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
     ]
     model: str = DEFAULT_MODEL
     encoding_format: Annotated[
-        Literal["float", "base64"] | None,
-        Meta(description="Numbers (the default), or little-endian float32 as base64."),
+        Literal["float", "base64", "bytes"] | None,
+        Meta(
+            description="Numbers (the default), or little-endian numbers of `embed_dtype` as base64. vLLM's: `bytes` "
+            "answers with these numbers alone, row after row; the header `metadata` has the rest. Not in batches."
+        ),
+    ] = None
+    embed_dtype: Annotated[
+        Literal["float32", "float16"],
+        Meta(description="vLLM's: the type of the numbers in base64 and bytes. Not in batches."),
+    ] = "float32"
+    endianness: Annotated[
+        Literal["little", "native"] | None, Meta(description="vLLM's: the numbers are always little-endian.")
     ] = None
     dimensions: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description=HELP["dimensions"])] = None
     user: Annotated[str | None, Meta(description="Accepted but ignored.")] = None
@@ -128,8 +140,13 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
     def encoding(self) -> EncodingRequest:
         """Return the model and options of the request.
 
-        Raise InvalidOption if an option is given under two names.
+        Raise InvalidOption if an option is given under two names, or contradicts another one.
         """
+        if self.embed_dtype != DEFAULT_TYPE.name and self.encoding_format not in (BASE64, BYTES):
+            raise InvalidOption(
+                "embed_dtype is the type of numbers in base64 and bytes: set encoding_format to one of these, or omit "
+                "embed_dtype."
+            )
         long_texts = self.long_texts
         if self.truncation is not None:
             if long_texts is not None:
@@ -465,6 +482,13 @@ Parsed = tuple[EncodingRequest, Sequence[bytes], Mapping[str, Any]]
 
 def _parse_embeddings(content: bytes) -> Parsed:
     body = EMBEDDINGS_DECODER.decode(content)
+    if body.encoding_format == BYTES or body.embed_dtype != DEFAULT_TYPE.name:
+        raise RefusedLine(
+            "invalid_request",
+            "A batch returns numbers, or float32 as base64: set encoding_format to float or base64, and omit "
+            "embed_dtype.",
+            param="encoding_format",
+        )
     facts = {"encoding_format": BASE64} if body.encoding_format == BASE64 else {}
     try:
         return body.encoding(), read_inputs(body), facts

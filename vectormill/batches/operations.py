@@ -28,6 +28,7 @@ from vectormill.keys.api_key import READ, WRITE
 from vectormill.operation import Identifier, Operation, describe, one_of
 
 MOST_PAIRS: Final = 16
+OCTETS: Final = "application/octet-stream"
 LARGEST_PAGE: Final = 100
 LARGEST_PAGE_OF_FILES: Final = 10_000
 LEAST_LIFETIME_SECONDS: Final = 1
@@ -276,7 +277,7 @@ ONE: Final = "/v1/batches/{batch_id}"
 UPLOAD: Final = Operation("POST", "/v1/files", WRITE, FileBody, form=FILE_FORM)
 LIST_FILES: Final = Operation("GET", "/v1/files", READ, FilePage, query=FileQuery)
 SHOW_FILE: Final = Operation("GET", FILE, READ, FileBody)
-READ_FILE: Final = Operation("GET", FILE + "/content", READ, bytes, media_types=("application/octet-stream",))
+READ_FILE: Final = Operation("GET", FILE + "/content", READ, bytes, media_types=(OCTETS,))
 # OpenAI's clients cannot confirm it. Ids of files cannot be guessed.
 DELETE_FILE: Final = Operation("DELETE", FILE, WRITE, DeletedFile, skips_confirmation=True)
 
@@ -292,6 +293,7 @@ CANCEL: Final = Operation("POST", ONE + "/cancel", WRITE, BatchBody)
 EMBED: Final = Operation(
     "POST", "/v1/embeddings", READ, EmbeddingsAnswer, EmbeddingsRequest,
     example={"input": ["dates", "times"], "encoding_format": "base64"}, is_repeatable=False, is_slow=True,
+    other_media_types=(OCTETS,),
 )  # fmt: skip
 RERANK: Final = Operation(
     "POST", "/v1/rerank", READ, RerankAnswer, RerankRequest, other_answer=VoyageRerankAnswer, is_repeatable=False,

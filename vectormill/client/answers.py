@@ -78,21 +78,19 @@ def split_texts(texts: Iterable[str]) -> Iterator[list[str]]:
         yield part
 
 
-def read_embeddings(answer: EmbeddingsAnswer) -> "np.ndarray[Any, Any]":
-    """Return the vectors as float32 [inputs, dimensions], in the order of the inputs."""
+def read_embeddings(answer: EmbeddingsAnswer, dtype: str) -> "np.ndarray[Any, Any]":
+    """Return the vectors [inputs, dimensions], which were asked for in this type, in the order of the inputs."""
     import numpy as np
 
     rows = sorted(answer["data"], key=lambda each: each["index"])
     encoded = b"".join(base64.b64decode(str(each["embedding"])) for each in rows)
-    return np.frombuffer(encoded, "<f4").reshape(len(rows), -1)
+    return np.frombuffer(encoded, np.dtype(dtype).newbyteorder("<")).reshape(len(rows), -1)
 
 
 def join_embeddings(
-    parts: Sequence["np.ndarray[Any, Any]"], dimensions: int | None
+    parts: Sequence["np.ndarray[Any, Any]"], dimensions: int | None, dtype: str
 ) -> "np.ndarray[Any, Any]":
     """Concatenate arrays of embeddings into one writable array; without texts the array has no rows."""
     import numpy as np
 
-    return np.concatenate(
-        [np.empty((0, parts[0].shape[1] if parts else dimensions or 0), np.float32), *parts]
-    )
+    return np.concatenate([np.empty((0, parts[0].shape[1] if parts else dimensions or 0), dtype), *parts])

@@ -84,6 +84,27 @@ def test_numbers_and_base64_are_the_same_float32(door: FrontDoor) -> None:
         assert np.array(numbers["embedding"], np.float32).tobytes() == base64.b64decode(text["embedding"])
 
 
+def test_bytes_are_the_same_numbers_without_json(door: FrontDoor, client: openai.OpenAI) -> None:
+    encoded = client.embeddings.create(model=DEFAULT_MODEL, input=TEXTS)
+    expected = np.array([each.embedding for each in encoded.data], np.float32)
+    for name in ("float32", "float16"):
+        body = {"input": TEXTS, "encoding_format": "bytes", "embed_dtype": name, "endianness": "little"}
+        answer = door.http.post("/v1/embeddings", json=body)
+        assert answer.headers["content-type"] == "application/octet-stream"
+        metadata = json.loads(answer.headers["metadata"])
+        (block,) = metadata["data"]
+        found = np.frombuffer(answer.content, name).reshape(block["shape"])
+        np.testing.assert_array_equal(found, expected.astype(name))
+        assert (metadata["model"], metadata["usage"]["prompt_tokens"]) == (
+            DEFAULT_MODEL,
+            encoded.usage.prompt_tokens,
+        )
+        with Client(door.url) as ours:
+            np.testing.assert_array_equal(ours.embed(TEXTS, embed_dtype=name), found)
+    refused = door.http.post("/v1/embeddings", json={"input": TEXTS, "embed_dtype": "float16"})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
 def test_our_own_clients_embed_and_rerank_as_they_do(door: FrontDoor, expected: NDArray[np.float32]) -> None:
     async def ask() -> tuple[NDArray[np.float32], list[int]]:
         async with AsyncClient(door.url) as client:

@@ -7,14 +7,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from api.openai.operations import CohereEmbedRequest
-from api.openai.routes import list_weights, measure_results, write_answer, write_cohere_answer
+from api.openai.routes import (
+    describe_bytes,
+    list_weights,
+    measure_results,
+    pack_rows,
+    write_answer,
+    write_cohere_answer,
+)
 from api.queries import Answered, cut_parts
 from tests.kinds import MANY, representations_of
 from tests.protocol import SPEC
 from vectormill.batches.endpoints import EmbeddingsRequest
+from vectormill.domain.errors import InvalidOption
 from vectormill.vectors.representations import Representations
+from vectormill.vectors.vector_types import Rows
 
 TEXTS = (b"one", b"two", b"three")
 ROWS = [representations_of(text) for text in TEXTS]
@@ -59,6 +71,55 @@ def test_an_output_that_was_not_asked_for_is_left_out(encoding_format: str | Non
     request = EmbeddingsRequest("one", encoding_format=encoding_format)  # type: ignore[arg-type]
     told = json.loads(write_answer(request, answer(rows), spec))
     assert [item.keys() - {"index", "object"} for item in told["data"]] == [{"sparse"}] * 3
+
+
+HALVES = arrays(
+    np.float32, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=st.floats(2.0**-7, 65504, width=32)
+)
+
+
+@given(HALVES, st.sampled_from(["float32", "float16"]))
+def test_base64_and_bytes_are_the_numbers_that_numpy_rounds_to(vectors: Rows, name: Any) -> None:
+    for sign in (1, -1):
+        rows = vectors * np.float32(sign)
+        expected = rows.astype(name)
+        answered = answer()._replace(vectors=rows)
+        packed = EmbeddingsRequest("one", encoding_format="base64", embed_dtype=name)
+        told = json.loads(write_answer(packed, answered, SPEC))["data"]
+        found = b"".join(base64.b64decode(item["embedding"]) for item in told)
+        assert found == expected.tobytes() == pack_rows(rows, packed).tobytes()
+        metadata = json.loads(describe_bytes(packed, answered)["metadata"])
+        (block,) = metadata["data"]
+        assert metadata["usage"]["prompt_tokens"] == answered.num_tokens
+        assert (block["shape"], block["end"]) == (list(rows.shape), len(found))
+        np.testing.assert_array_equal(np.frombuffer(found, name).reshape(block["shape"]), expected)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "is_held"),
+    [
+        ((65504.0, 1.0), True),  # the largest
+        ((65520.0, 1.0), False),  # would be rounded to infinity
+        ((1e-9, -1e-9), False),  # would both be 0
+        ((1e-9, 1.0), True),
+    ],
+)
+def test_a_vector_that_float16_cannot_hold_is_refused_by_its_place(
+    numbers: tuple[float, float], is_held: bool
+) -> None:
+    rows = np.array([[1.0, 0.0], numbers], np.float32)
+    halves = EmbeddingsRequest("one", encoding_format="bytes", embed_dtype="float16")
+    assert np.isfinite(pack_rows(rows, replace_format(halves, "bytes"))).all()  # float32
+    if is_held:
+        assert np.isfinite(pack_rows(rows, halves)).all()
+    else:
+        with pytest.raises(InvalidOption, match="the vector of input 1"):
+            pack_rows(rows, halves)
+
+
+def test_a_type_without_a_form_that_has_it_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="embed_dtype is the type of numbers in base64 and bytes"):
+        EmbeddingsRequest("one", embed_dtype="float16").encoding()
 
 
 def test_weights_are_told_as_text_embeddings_inference_does() -> None:

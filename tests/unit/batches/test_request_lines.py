@@ -77,6 +77,14 @@ def test_a_body_means_the_same_as_a_line_of_a_batch_and_by_itself() -> None:
         assert as_line.facts == ({"encoding_format": "base64"} if "encoding_format" in body else {})
 
 
+@pytest.mark.parametrize(
+    "form", [{"encoding_format": "bytes"}, {"encoding_format": "base64", "embed_dtype": "float16"}]
+)
+def test_a_line_that_asks_for_what_a_file_of_lines_does_not_hold_is_refused(form: dict[str, str]) -> None:
+    with pytest.raises(RefusedLine, match="set encoding_format to float or base64, and omit embed_dtype"):
+        parse({"input": "a", **form})
+
+
 def test_a_ranking_means_the_same_as_a_line_of_a_batch_and_by_itself() -> None:
     same: tuple[dict[str, Any], ...] = (
         {}, {"max_tokens": 64, "top_n": 1}, {"top_k": 1, "truncation": False}, {"truncation": True},
