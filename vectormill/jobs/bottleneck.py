@@ -83,7 +83,7 @@ def find_bottleneck(stage_seconds: Mapping[str, float], elapsed_seconds: float) 
     if computing >= BUSY_SHARE:
         others = round(100 * max(computing - busy[RUN] / held, 0.0))
         own = round(100 * computing) - others
-        shared = f", {own}% for this job and {others}% for others" if others >= 5 else ""
+        shared = f", {own}% for its own texts and {others}% for others" if others >= 5 else ""
         return Bottleneck(RUN, f"the model: {said}{shared}")
     stage = max(busy, key=lambda name: busy[name])
     owner, doing = WORDS[stage]

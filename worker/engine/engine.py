@@ -263,8 +263,8 @@ class Engine:
 
     @property
     def run_seconds(self) -> float:
-        """Return the seconds that the device has computed since the start."""
-        return self._queue.tally.run_seconds
+        """Return the seconds since the start in which the device had batches of this worker."""
+        return self._queue.tally.busy_seconds
 
     def find_pid(self, rank: int = 0) -> int | None:
         """Return the process id of the model process of this rank; None while there is none."""
@@ -288,7 +288,8 @@ class Engine:
             "num_sequences": tally.num_sequences,
             "num_tokens": tally.num_tokens,
             "num_computed_tokens": tally.num_computed_tokens,
-            "tokens_per_second": tally.num_tokens / tally.run_seconds if tally.run_seconds else 0.0,
+            # The rates of workers that share a GPU add up to its rate.
+            "tokens_per_second": tally.num_tokens / tally.busy_seconds if tally.busy_seconds else 0.0,
             "padding_waste": 1 - tally.num_tokens / tally.num_computed_tokens
             if tally.num_computed_tokens
             else 0.0,

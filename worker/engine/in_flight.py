@@ -328,8 +328,8 @@ class InFlight:
     def _deliver(self, work: OwnedBatch, message: Encoded) -> None:
         self.num_lost_in_row = 0
         self.memory = message.memory or self.memory
-        self._tuner.observe_encoded(work, message.seconds, message.memory)
-        self._queue.deliver(work, message.results, message.seconds, message.collate_seconds)
+        self._tuner.observe_encoded(work, message.seconds * message.share, message.memory)
+        self._queue.deliver(work, message.results, message.seconds, message.collate_seconds, message.share)
 
     def _end(self, number: int) -> OwnedBatch:
         self.started.pop(number, None)

@@ -202,13 +202,18 @@ class LengthLimit:
 
 @dataclass(slots=True)
 class BatchCounts:
-    """Counts of batches, sequences, tokens and seconds since the start."""
+    """Counts of batches, sequences, tokens and seconds since the start.
+
+    The device had batches of this worker for `busy_seconds`, and computed them for `run_seconds`: both are the same
+    unless workers share it.
+    """
 
     num_batches: int = 0
     num_sequences: int = 0
     num_tokens: int = 0
     num_computed_tokens: int = 0
     collate_seconds: float = 0.0
+    busy_seconds: float = 0.0
     run_seconds: float = 0.0
 
 
@@ -359,7 +364,12 @@ class RequestQueue:
             self._admit(self._tickets[request], np.sort(np.concatenate(positions[request])))
 
     def deliver(
-        self, work: OwnedBatch, results: Ragged, seconds: float, collate_seconds: float = 0.0
+        self,
+        work: OwnedBatch,
+        results: Ragged,
+        seconds: float,
+        collate_seconds: float = 0.0,
+        share: float = 1.0,
     ) -> None:
         """Copy the results of a batch to their tickets. The memory of `results` may be reused afterwards."""
         num_tokens, lengths = work.batch.num_tokens, work.batch.lengths
@@ -377,7 +387,8 @@ class RequestQueue:
             self.tally.num_sequences += len(work.sequences)
             self.tally.num_tokens += num_tokens
             self.tally.num_computed_tokens += work.length * len(work.sequences) if pads else num_tokens
-            self.tally.run_seconds += seconds
+            self.tally.busy_seconds += seconds
+            self.tally.run_seconds += seconds * share
             self.tally.collate_seconds += collate_seconds
             for request, rows in runs:
                 ticket = self._tickets.get(request)

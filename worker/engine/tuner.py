@@ -111,8 +111,9 @@ class Tuner:
             self._budget.begin()
         self._cost, self._report, self._memory = cost, report, memory
         # A query waits for a batch in each stage and one ahead, of which the last passes through all stages, if all of
-        # them came at once.
-        self._budget.longest_seconds = self._query_timeout_seconds / (2 * report.num_stages + 1)
+        # them came at once. Workers that share a GPU compute in turn.
+        turns = (2 * report.num_stages + 1) * self._devices[0].num_parts
+        self._budget.longest_seconds = self._query_timeout_seconds / turns
         # Limit batches to the memory below the high watermark that is free once the weights are loaded.
         self._budget.forget_bound()
         self._predicted = BatchMemory(self._card, report, self._devices, self._replica)

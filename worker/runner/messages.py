@@ -84,9 +84,9 @@ class Encoded:
 
     `seconds` is the device's time from the forward pass to the copy back. Where streams share a device, it is
     the batch's share: two batches side by side for a second took half a second each. Where ranks share a model, it
-    is the slowest rank's, without waits for the others. `collate_seconds` is the
-    time to prepare the batch, which may have passed while the device computed another. `memory` is None if it
-    was reported a moment ago.
+    is the slowest rank's, without waits for the others. `share` is the part of `seconds` in which a device
+    that workers share computed for this one. `collate_seconds` is the time to prepare the batch, which may have passed
+    while the device computed another. `memory` is None if it was reported a moment ago.
     """
 
     number: int
@@ -94,6 +94,7 @@ class Encoded:
     seconds: float
     memory: MemoryReport | None = None
     collate_seconds: float = 0.0
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,10 @@ from vectormill.domain.errors import ModelError
 from vectormill.processes.lifetimes import die_with_parent
 from vectormill.processes.logs import begin_logging
 from vectormill.ragged import Ragged
-from worker.encoder.encoder import DeviceLost, Encoder, ForwardPass, OnRead
+from worker.devices.device import CUDA
+from worker.encoder.encoder import DeviceLost, Encoder, EncoderOrder, ForwardPass, OnRead
 from worker.encoder.memory import is_out_of_memory
+from worker.runner.card_use import CardUse
 from worker.runner.channel import Channel
 from worker.runner.memory import MemoryGauge, cap_allocator
 from worker.runner.messages import (
@@ -169,16 +171,19 @@ class BatchRun:
         encoder: Encoder,
         shares: DeviceShares | None = None,
         block: int | None = None,
+        use: CardUse | None = None,
     ) -> None:
         """Prepare the batch.
 
-        `shares` is the common clock if several streams compute side by side. `block` is the block of shared
-        memory in which the batch arrived, which is to hold its results.
+        `shares` is the common clock if several streams compute side by side, and `use` tells how many processes do.
+        `block` is the block of shared memory in which the batch arrived, which is to hold its results.
         """
         self.number = message.number
         self.block = block
         self._encoder = encoder
         self._shares = shares
+        self._use = use
+        self._share = 1.0
         self.is_urgent = message.is_urgent
         self._num_sequences = len(message.batch)
         self._started_at = 0.0
@@ -199,11 +204,14 @@ class BatchRun:
             # Take the time from here and not from `finish`: an asynchronous device computes while other
             # outcomes are sent.
             self._begun = self._shares.enter() if self._shares is not None else 0.0
+            self._share = self._use.enter() if self._use is not None else 1.0
             try:
                 self._forward_pass.start()
             except Exception as error:  # noqa: BLE001 - as above
                 if self._shares is not None:
                     self._shares.leave()
+                if self._use is not None:
+                    self._use.leave()
                 self._note(error)
 
     def finish(self, gauge: MemoryGauge, device_free_at: float) -> Encoded | EncodeFailed:
@@ -214,7 +222,8 @@ class BatchRun:
         if self._forward_pass is not None:
             try:
                 results, seconds = self._compute(self._forward_pass, device_free_at)
-                return Encoded(self.number, results, seconds, gauge.read(), self._collate_seconds)
+                memory = gauge.read()
+                return Encoded(self.number, results, seconds, memory, self._collate_seconds, self._share)
             except Exception as error:  # noqa: BLE001 - as above
                 self._note(error)
         if self._lost is not None:
@@ -224,7 +233,11 @@ class BatchRun:
 
     def _compute(self, forward_pass: ForwardPass, device_free_at: float) -> tuple[Ragged, float]:
         if self._shares is None:
-            results = forward_pass.results()
+            try:
+                results = forward_pass.results()
+            finally:
+                if self._use is not None:  # others begin and end meanwhile, so the mean of both ends counts
+                    self._share = (self._share + self._use.leave()) / 2
             seconds = time.perf_counter() - max(self._started_at, device_free_at)
             return results, max(0.0, seconds - self._encoder.take_waited_seconds())
         ended = 0.0
@@ -275,7 +288,7 @@ def main(
     def load_and_serve() -> None:
         load, _ = channel.receive()
         gauge = MemoryGauge(load.order.device)
-        serve(channel, _load(channel, load, gauge), gauge)
+        serve(channel, _load(channel, load, gauge), gauge, _watch_card(load.order))
 
     _end_with(load_and_serve)
 
@@ -333,7 +346,18 @@ def _tell_reading(channel: Channel) -> OnRead:
     return tell
 
 
-def serve(channel: Channel, encoder: Encoder, gauge: MemoryGauge) -> None:
+def _watch_card(order: EncoderOrder) -> CardUse | None:
+    """Return the use of the GPU that several workers share; None if this one has it alone, or no file can be locked."""
+    if order.device.kind != CUDA or order.device.num_parts == 1:
+        return None
+    try:
+        return CardUse(order.cache_dir, order.device.card or order.device.uuid or order.device.name)
+    except OSError as error:
+        logger.warning("The time of other workers on %s is counted as its own: %s", order.device.name, error)
+        return None
+
+
+def serve(channel: Channel, encoder: Encoder, gauge: MemoryGauge, use: CardUse | None = None) -> None:
     """Encode batches until the pipe is closed, in this thread and in one more for each further stream."""
     report = encoder.describe()
     # The queue is never full, because the executor limits what it sends: a blocked reader would not see the
@@ -341,7 +365,9 @@ def serve(channel: Channel, encoder: Encoder, gauge: MemoryGauge) -> None:
     num_batches = report.num_started + BATCHES_AHEAD + URGENT_BATCHES_AHEAD
     batches: PriorityQueue[Waiting] = PriorityQueue(num_batches + report.num_streams + KNOWN_BATCHES_AHEAD)
     shares = DeviceShares() if report.num_streams > 1 else None
-    threads: dict[str, Callable[[], None]] = {"reader": partial(_read, channel, batches, encoder, shares)}
+    threads: dict[str, Callable[[], None]] = {
+        "reader": partial(_read, channel, batches, encoder, shares, use)
+    }
     first, *others = (
         Stream(channel, batches, gauge, is_queued=report.is_queued) for _ in range(report.num_streams)
     )
@@ -356,6 +382,7 @@ def _read(
     batches: "PriorityQueue[Waiting]",
     encoder: Encoder,
     shares: DeviceShares | None,
+    use: CardUse | None,
 ) -> None:
     """Read and prepare batches. When the parent closes the pipe, end the process, even in a forward pass.
 
@@ -364,5 +391,5 @@ def _read(
     """
     for place in count():
         message, block = channel.receive()
-        run = BatchRun(message, encoder, shares, block)
+        run = BatchRun(message, encoder, shares, block, use)
         batches.put((not run.is_urgent, place, run))

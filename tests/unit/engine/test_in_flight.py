@@ -32,6 +32,7 @@ class ClusterState:
         self.failed: list[OwnedBatch] = []
         self.lost: list[OwnedBatch] = []
         self.taken_back: list[OwnedBatch] = []
+        self.taught: list[float] = []
         self.exhausted: list[OwnedBatch] = []
         self.refused: list[OwnedBatch] = []
 
@@ -44,7 +45,9 @@ class ClusterState:
     def ask_again_at(self) -> float | None:
         return None
 
-    def deliver(self, work: OwnedBatch, results: Ragged, seconds: float, collate_seconds: float) -> None:
+    def deliver(
+        self, work: OwnedBatch, results: Ragged, seconds: float, collate_seconds: float, share: float
+    ) -> None:
         self.delivered.append(work)
 
     def fail_work(self, work: OwnedBatch, code: str, reason: str) -> None:
@@ -63,7 +66,9 @@ class ClusterState:
         return [work for work in works if work.is_doubtful]
 
     def close(self, reason: str) -> None: ...
-    def observe_encoded(self, work: OwnedBatch, seconds: float, memory: MemoryReport | None) -> None: ...
+    def observe_encoded(self, work: OwnedBatch, seconds: float, memory: MemoryReport | None) -> None:
+        self.taught.append(seconds)
+
     def note(self, batch: Batch) -> None: ...
     def observe_out_of_memory(self, work: OwnedBatch, reason: str) -> None:
         self.exhausted.append(work)
@@ -120,6 +125,13 @@ def make_work(request: int, size: int) -> OwnedBatch:
         np.full(size, 3.0),
     )
     return OwnedBatch(sequences, batch)
+
+
+def test_the_size_of_a_batch_follows_from_the_seconds_that_a_shared_gpu_computed_it() -> None:
+    desk = Desk(4)
+    rows = Ragged.from_matrix(np.zeros((4, 4), np.float32))
+    desk.in_flight.receive(Encoded(desk.start(), rows, 0.4, share=0.25))
+    assert desk.around.taught == [0.1]
 
 
 def test_nothing_is_sent_behind_a_failure_before_known_texts_were_encoded() -> None:

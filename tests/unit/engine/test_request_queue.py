@@ -80,6 +80,17 @@ def test_exactly_the_texts_for_which_the_plan_has_no_room_fail_before_they_are_q
     assert ticket.done.is_set()
 
 
+def test_seconds_of_a_gpu_that_workers_share_are_counted_once_and_those_of_waiting_for_it_whole() -> None:
+    queue = RequestQueue(BatchLimits(64), clock=lambda: 0.0)
+    ticket = ticket_of([[1] * 4] * 3)
+    queue.add(ticket)
+    work = next_work(queue)
+    assert work is not None
+    queue.deliver(work, encode(work.batch), 2.0, 0.0, 0.25)
+    assert (queue.tally.busy_seconds, queue.tally.run_seconds) == (2.0, 0.5)
+    assert ticket.run_seconds == 2.0, "what is left of its time is waiting for other stages"
+
+
 def next_work(queue: RequestQueue) -> OwnedBatch | None:
     return queue.next_work(is_runner_idle=True)
 

@@ -122,6 +122,17 @@ def test_urgent_batches_which_are_short_on_purpose_teach_nothing() -> None:
     assert tuner.describe()["budgets"]["up to 64"]["tokens_per_second"] == 0
 
 
+@pytest.mark.parametrize(("num_parts", "tokens"), [(1, 4096), (4, 1024)])
+def test_a_query_waits_for_batches_of_all_workers_that_share_a_gpu(num_parts: int, tokens: int) -> None:
+    device = Device("cuda:0", CUDA, 0, (), 2, 80 * GIB, num_parts=num_parts)
+    tuner = Tuner(CARD, device, WorkerSettings(), query_timeout_seconds=6)
+    tuner.begin(report(), memory(0.1), BatchCost())
+    for _ in range(2):
+        # With two before it, a query is answered after 2.7 s, or after 10.8 s.
+        tuner.observe_encoded(make_work(2048 // 32, 32), 0.9, None)
+    assert tuner.max_batch_tokens(32) == tokens
+
+
 def test_full_batches_are_known_as_such_whatever_a_long_text_costs() -> None:
     tuner = make_tuner()
     cost = BatchCost(quadratic_length=256, pads=False)

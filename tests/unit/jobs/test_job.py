@@ -120,7 +120,7 @@ LARGE_JOB = {"load": 1.0, "tokenize": 12.0, "wait": 400.0, "run": 94.0, "collect
             LARGE_JOB | {"run": 40.0, "held": 100.0, "device": 95.0},
             100.0,
             "run",
-            "95% of the time, 40% for this job and 55% for others",
+            "95% of the time, 40% for its own texts and 55% for others",
         ),
         # A slow database: the device waits for chunks that are being written.
         (LARGE_JOB | {"persist": 400.0, "held": 100.0, "device": 94.0, "run": 40.0} | {"device": 40.0}, 100.0,
