@@ -34,6 +34,7 @@ from vectormill.models.registry import open_registry
 from vectormill.processes.logs import begin_logging, reform_handlers
 from vectormill.settings import Settings, find_collector, load_settings
 from vectormill.tracing import begin_tracing
+from worker.certificates.certificate import Certificate
 from worker.certificates.measuring import check_loaded, find_certificate
 from worker.chunk.chunk_encoder import ChunkEncoder, Result
 from worker.chunk.commit import PostgresSink
@@ -161,7 +162,8 @@ def run_replica(
     )
     certificate = find_certificate(settings.data_dir, card)
     notice = FailureNotice(heart, identity, settings.heartbeat_seconds, losses)
-    engine = start_engine(make_one, notice, check=lambda engine: check_loaded(engine, certificate))
+    check = partial(check_way, certificate=certificate)
+    engine = start_engine(make_one, notice, check=check)
     waits = CoreWaits(devices[0], engine.find_pid)
     timesheet = Timesheet(lambda: engine.run_seconds, read_starved_seconds=waits.read)
     counts = ChunkCounts()
@@ -183,7 +185,7 @@ def run_replica(
     end = partial(os.kill, os.getpid(), signal.SIGTERM)
     prover = Prover(database, engine, identity, worker_settings.proof_seconds, end)
     # On a processor it would take the cores of service; there `vectormill tune` compares the ways.
-    tuning = SelfTuning(engine, prover) if sharing is None and devices[0].kind == CUDA else None
+    tuning = SelfTuning(engine, prover, check) if sharing is None and devices[0].kind == CUDA else None
     doorbell = WakeUpSender(redis_url)
 
     def ask_for_more() -> None:
@@ -274,6 +276,16 @@ def start_engine(
                 return engine
     finally:
         notice.end()
+
+
+def check_way(engine: Engine, certificate: Certificate | None) -> None:
+    """Raise ModelError if the loaded model leaves its certificate. A measured way is then not used again."""
+    try:
+        note = check_loaded(engine, certificate)
+    except ModelError as error:
+        engine.refuse_way(str(error))
+        raise
+    engine.way_note = "; ".join(each for each in (engine.way_note, note) if each)
 
 
 class BufferingConsumer(Consumer):

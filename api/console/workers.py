@@ -29,7 +29,7 @@ MOST_NAME_CHARS: Final = 500
 MOST_CHARTED: Final = 4
 SPARK_WIDTH: Final = 100
 SPARK_HEIGHT: Final = 24
-CHOICES: Final = ("device", "backend", "precision", "attention", "batching")
+CHOICES: Final = ("device", "backend", "precision", "attention", "way")
 UNKNOWN: Final = "–"
 
 

@@ -14,7 +14,7 @@ from vectormill.cli.command import Client, Names, command, top
 from vectormill.cli.exits import EXIT_CODES_HELP, UNAVAILABLE, CommandFailed, exit_code_of_job
 from vectormill.cli.files import name_file, name_output, read_input, tell_written
 from vectormill.cli.printing import follow, listing, print_facts, print_json, tell
-from vectormill.cli.service import CHOICES, SWITCHES, describe_choice, show_workers_and_schedules
+from vectormill.cli.service import CHOICES, describe_choice, show_workers_and_schedules
 from vectormill.domain.encoding import RequestedOptions, find_result
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.options import find_given
@@ -358,8 +358,7 @@ def summarize_job(job: Job, workers: Sequence[Mapping[str, Any]], model_reason: 
         Fact("model", job["model"], model_reason),
     ]
     reports = [worker["report"] for worker in workers if worker["model"] == job["model"]]
-    told = [name for name in CHOICES if name != SWITCHES or any(report.get(SWITCHES) for report in reports)]
-    choices = {name: {describe_choice(report, name) for report in reports} for name in told}
+    choices = {name: {describe_choice(report, name) for report in reports} for name in CHOICES}
     return lines + [Fact(name, *choice) for name, found in choices.items() for choice in sorted(found)]
 
 

@@ -8,8 +8,7 @@ from vectormill.cli.printing import listing, print_json, tell
 from vectormill.cli.schedules import summarize_schedule
 from vectormill.workers.samples import list_device_uses
 
-SWITCHES: Final = "switches"
-CHOICES: Final = ("device", "backend", "precision", SWITCHES)
+CHOICES: Final = ("device", "backend", "precision", "way")
 
 Worker = Mapping[str, Any]
 
@@ -20,8 +19,6 @@ def describe_choice(report: Mapping[str, Any], name: str) -> tuple[str, str]:
     A worker that is still loading its model has made no choice yet.
     """
     choice = report.get(name) or {}
-    if name == SWITCHES and name in report:
-        return ", ".join(report[name]) or "none", ""
     if not isinstance(choice, Mapping):
         return str(choice), ""
     return str(choice.get("value", "not known yet")), str(choice.get("reason", ""))
@@ -46,6 +43,15 @@ def describe_plan(report: Mapping[str, Any]) -> str:
     return f"{placement['strategy'].replace('_', ' ')}: layers {stages}{cut}"
 
 
+def describe_ways(report: Mapping[str, Any]) -> str:
+    """Return what was measured of each way to run the model; a dash if nothing was."""
+    told = []
+    for found in report.get("ways") or ():
+        rates = ", ".join(f"{rate:,} at {length}" for length, rate in found["tokens_per_second"].items())
+        told.append(f"{found['way']}: {found['flaw'] or f'{rates} tokens a text'}")
+    return "; ".join(told) or "-"
+
+
 @command(
     top,
     "vectormill workers",
@@ -54,6 +60,7 @@ def describe_plan(report: Mapping[str, Any]) -> str:
         "model",
         ("state", lambda worker: worker["report"].get("state")),
         *((name, lambda worker, name=name: explain_choice(worker["report"], name)) for name in CHOICES),
+        ("ways", lambda worker: describe_ways(worker["report"])),
         ("plan", lambda worker: describe_plan(worker["report"])),
     ),
 )

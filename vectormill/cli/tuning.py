@@ -12,19 +12,17 @@ if TYPE_CHECKING:
 
 def show_records(records: Sequence[Mapping[str, Any]]) -> None:
     for record in records:
+        lengths = dict.fromkeys(length for found in record["ways"] for length in found["tokens_per_second"])
         print_report(
-            f"{record['circumstances']['model']} on {record['circumstances']['device']}: {record['taken']}",
-            ("way", *(f"tokens/s, texts of {length}" for length in record["lengths"]), "not used because"),
+            f"{record['model']} on {record['device']}: {record['way']}, {record['reason']}",
+            ("way", *(f"tokens/s, texts of {length}" for length in lengths), "not used because"),
             [
                 (
-                    finding["name"],
-                    *(
-                        f"{rate:,.0f}"
-                        for rate in finding["tokens_per_second"] or [0] * len(record["lengths"])
-                    ),
-                    finding["flaw"],
+                    found["way"],
+                    *(f"{found['tokens_per_second'].get(length, 0):,}" for length in lengths),
+                    found["flaw"],
                 )
-                for finding in record["findings"]
+                for found in record["ways"]
             ],
         )
 
@@ -48,8 +46,6 @@ def tune(model: str, *, devices: str | None = None, again: bool = False, forget:
         forget: Forget what was found about the model, and measure nothing.
     """
     import threading
-
-    import msgspec
 
     from vectormill.domain.errors import ModelError
     from vectormill.models.registry import open_registry
@@ -92,11 +88,11 @@ def tune(model: str, *, devices: str | None = None, again: bool = False, forget:
             ) from error
         records.append(
             {
-                **msgspec.to_builtins(found),
-                "findings": [
-                    {**msgspec.to_builtins(finding), "name": str(finding.way)} for finding in found.findings
-                ],
-                "taken": f"{found.way}, {found.way.reason}",
+                "model": card.name,
+                "device": found.circumstances.device,
+                "way": str(found.way),
+                "reason": found.way.reason,
+                "ways": found.describe(),
             }
         )
     return records

@@ -515,17 +515,21 @@ def find_certificate(data_dir: Path, card: ModelCard) -> Certificate | None:
     return certificate
 
 
-def check_loaded(engine: Engine, certificate: Certificate | None) -> None:
-    """Encode the known texts. Raise ModelError if a result leaves the certified bounds."""
+def check_loaded(engine: Engine, certificate: Certificate | None) -> str:
+    """Encode the known texts, and return a note if their certificate has no measurement of this backend and precision.
+
+    Raise ModelError if a result leaves the certified bounds, or what the precision promises where there are none.
+    """
     if certificate is None:
-        return
+        return ""
     texts = list(certificate.known)
     rows = [np.frombuffer(bytes.fromhex(each), dtype="<f4") for each in certificate.known.values()]
     encoded = [text.encode() for text in texts]
     request = EncodeRequest("certificate", certificate.spec, encoded, False, MAX_TEXT_CHARS)
     found = engine.encode(request, threading.Event())
     report = engine.report()
-    bound = find_bound(certificate, report["backend"]["value"], report["precision"]["value"])
+    backend, precision = report["backend"]["value"], report["precision"]["value"]
+    bound = find_bound(certificate, backend, precision)
     agreement = find_agreement(certificate.spec, np.stack(rows), found.vectors)
     if not agreement.min() >= bound:
         raise ModelError(
@@ -534,6 +538,10 @@ def check_loaded(engine: Engine, certificate: Certificate | None) -> None:
             "purpose, certify it again."
         )
     logger.info("%s agrees with its certificate by %.5f.", certificate.model, agreement.min())
+    certified = [each.combination for each in certificate.measurements]
+    if any((each.backend, each.precision) == (backend, precision) for each in certified):
+        return ""
+    return f"its certificate has no measurement of {backend} {precision}, see `vectormill certify`"
 
 
 def make_texts(spec: EncodingSpec, seed: int) -> list[bytes]:

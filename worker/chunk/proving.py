@@ -19,7 +19,7 @@ from worker.identity import WorkerIdentity
 logger = logging.getLogger(__name__)
 
 # A period keeps these entries of a worker's report, which its results depend on.
-KEPT: Final = ("revision", "pooling", "device", "backend", "precision", "attention", "switches")
+KEPT: Final = ("revision", "pooling", "device", "backend", "precision", "attention", "switches", "way")
 RETRY_SECONDS: Final = 1.0
 
 
@@ -45,7 +45,7 @@ class Prover:
         self._on_flaw = on_flaw
         self._report: Mapping[str, Any] = {}
         self._period: int | None = None
-        self._num_restarts = 0  # of the model process, when the period began
+        self._num_ended = 0  # model processes, when the period began
         self._is_used = False  # whether anything was computed in the period
         self._flaw = ""
         self._is_outdated = False  # whether the model is run in another way than the period says
@@ -91,11 +91,11 @@ class Prover:
         Later results belong to the next period, which begins before the known texts are encoded.
         """
         with self._proving:
-            before, num_restarts = self._period, self._num_restarts
+            before, num_ended = self._period, self._num_ended
             self._is_used = False
             self._period = current = self._begin()
             flaw = self._ask()
-            if flaw is None or (not flaw and self._encoding.report()["num_restarts"] != num_restarts):
+            if flaw is None or (not flaw and self._count_ended() != num_ended):
                 return None  # results of a process that has ended cannot be vouched for
         assert before is not None, "a period begins before the first proof"
         if not flaw:
@@ -133,10 +133,14 @@ class Prover:
                 return
 
     def _begin(self) -> int:
-        self._num_restarts = self._encoding.report()["num_restarts"]
+        self._num_ended = self._count_ended()
         identity = self._identity
         with self._database.begin() as connection:
             return begin_period(connection, identity.name, identity.incarnation, identity.model, self._report)
+
+    def _count_ended(self) -> int:
+        report = self._encoding.report()
+        return int(report["num_restarts"] + report["num_exchanges"])
 
     def _run(self) -> None:
         while not self._stopping.wait(self._seconds):

@@ -27,8 +27,8 @@ from vectormill.settings import process_environment
 from vectormill.vectors.vector_types import find_unfit
 from worker.batching.batch import Batch
 from worker.batching.pool import BatchLimits
-from worker.devices.device import Device
-from worker.encoder.encoder import EncoderOrder, EncoderReport, find_changes
+from worker.devices.device import CUDA, Device
+from worker.encoder.encoder import Choice, EncoderOrder, EncoderReport, find_changes
 from worker.encoder.way import Way
 from worker.engine.executor import Exchange, Executor, Proof
 from worker.engine.in_flight import KnownTexts
@@ -45,7 +45,7 @@ from worker.tasks.finishing import find_least_cosine, find_turned, find_unique
 from worker.tasks.table import make_tasks
 from worker.tasks.task import Finished, WorkerTask, advance
 from worker.tokens.word_cache import WordTally
-from worker.tuning.tuner import WayTuner, find_way
+from worker.tuning.tuner import WayTuner, find_record, list_ways, refuse_way
 
 logger = logging.getLogger(__name__)
 
@@ -127,10 +127,18 @@ class Engine:
             switches=settings.switches,
             is_reproducible=settings.reproducible,
         )
+        # What was found about the ways to run the model, and what else there is to say about the one in service.
+        self.tuned = find_record(order) if sharing is None else None
+        self.way_note = ""
+        if sharing is None and self.tuned is None and len(list_ways(order)) > 1:
+            is_tried = device.kind == CUDA  # by the worker itself (worker.tuning.self_tuning)
+            self.way_note = (
+                "not yet measured here" if is_tried else "not measured here, see `vectormill tune`"
+            )
         self._executor = Executor(
             RunnerStarter(
                 factory,
-                order if sharing is not None else replace(order, way=find_way(order)),
+                order if self.tuned is None else replace(order, way=self.tuned.way),
                 process_environment(),
                 sharing=sharing,
                 # A rank waits this long for another that is still loading. It is longer than both timeouts of
@@ -146,6 +154,7 @@ class Engine:
             self._tuner,
             KnownTexts(self._known, self._find_flaw),
             self._adopt,
+            self.refuse_way,
             display,
         )
         self._admission = {  # keyed by whether a request is interactive
@@ -208,9 +217,19 @@ class Engine:
         # A task of its own, since the engine's thread uses that of the engine.
         return WayTuner(self._executor.starter, next(iter(make_tasks(self._card).values())), self._known)
 
-    def exchange(self, way: Way) -> Exchange:
-        """Run the model in another way once the batches in flight are done and `confirm` is called. No text is lost."""
+    def exchange(self, way: Way | None) -> Exchange:
+        """Run the model in another way once the batches in flight are done and `confirm` is called. No text is lost.
+
+        None stands for the usual way.
+        """
         return self._executor.exchange(way)
+
+    def refuse_way(self, flaw: str) -> None:
+        """Note for all workers of the machine that the measured way of the model cannot be used, if it has one."""
+        order = self._executor.starter.order
+        if order.way is not None:
+            self.way_note = f"{order.way} was measured to be faster, but is not used: {flaw}"
+            self.tuned = refuse_way(order, flaw)
 
     def confirm(self, exchange: Exchange) -> None:
         """Replace the drained process."""
@@ -282,6 +301,8 @@ class Engine:
             "state": self._executor.state,
             "state_reason": self._executor.reason,
             **choices,
+            "way": asdict(self._describe_way(loaded)) if loaded else None,
+            "ways": self.tuned.describe() if self.tuned else [],
             **self._tuner.describe(),
             "max_tokens_in_flight": self.max_tokens_in_flight,
             "num_batches": tally.num_batches,
@@ -297,9 +318,19 @@ class Engine:
             "num_words": self._words.num_words,
             "num_known_words": self._words.num_known,
             "num_restarts": self._executor.num_restarts,
+            "num_exchanges": self._executor.num_exchanges,
             "changes_at_restart": self._changes,
             "stage_seconds": self._stage_seconds | {COLLATE: tally.collate_seconds, RUN: tally.run_seconds},
         }
+
+    def _describe_way(self, loaded: EncoderReport) -> Choice:
+        """Return the way in which the model is run, with the reason."""
+        reasons = [self.way_note] if self.way_note else []
+        if (tuned := self.tuned) is not None:
+            best = tuned.way
+            if best.backend == loaded.backend.value and set(best.switches) == set(loaded.switches):
+                reasons.insert(0, best.reason)
+        return Choice(str(Way(loaded.backend.value, loaded.switches)), "; ".join(reasons))
 
     @property
     def _gives_vectors(self) -> bool:

@@ -51,15 +51,20 @@ LONGEST_PAUSE_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A change to another way: the caller waits for `is_drained`, sets `is_confirmed`, and wakes the executor."""
+    """A change to another way: the caller waits for `is_drained`, sets `is_confirmed`, and wakes the executor.
 
-    way: Way
+    Without a way the model is loaded as usual.
+    """
+
+    way: Way | None
     is_drained: threading.Event = field(default_factory=threading.Event)
     is_confirmed: threading.Event = field(default_factory=threading.Event)
 
 
 # Called with every encoder that was loaded, before it gets its first batch.
 OnLoaded = Callable[[EncoderReport, MemoryReport | None], None]
+# Called with the reason if the model could not be loaded in its way, before it is loaded as usual.
+OnWayLost = Callable[[str], object]
 
 
 class Executor:
@@ -73,6 +78,7 @@ class Executor:
         tuner: Tuner,
         known: KnownTexts,
         on_loaded: OnLoaded,
+        on_way_lost: OnWayLost,
         display: LoadingDisplay | None = None,
     ) -> None:
         self.starter = starter
@@ -80,7 +86,7 @@ class Executor:
         self._settings = settings
         self._queue = queue
         self._in_flight = InFlight(queue, tuner, known, starter.order.card.dimension)
-        self._on_loaded = on_loaded
+        self._on_loaded, self._on_way_lost = on_loaded, on_way_lost
         self._display = display or LoadingDisplay(self._name)
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
         self._wake_reader, self._wake_writer = Pipe(duplex=False)  # closed when it is garbage-collected
@@ -97,7 +103,8 @@ class Executor:
         )
         self._is_loaded = False  # whether any runner has loaded the model and encoded the known texts
         self._backend = ""  # the backend that loads the model, once the process has named it
-        self.num_restarts = 0
+        self.num_restarts = 0  # after losses
+        self.num_exchanges = 0
         self.state = LOADING
         self.reason = ""
         self.report: EncoderReport | None = None
@@ -136,7 +143,7 @@ class Executor:
         self.wake()
         return proof
 
-    def exchange(self, way: Way) -> Exchange:
+    def exchange(self, way: Way | None) -> Exchange:
         """Run the model in another way: drain its process, and replace it as soon as the caller confirms that.
 
         No work is begun until then, and none is lost. If the model cannot be loaded in that way, it is loaded as usual.
@@ -214,8 +221,8 @@ class Executor:
             return False
         self._exchange = None
         self.starter.order = replace(self.starter.order, way=exchange.way)
-        self.state, self.reason = RESTARTING, f"the model changes to {exchange.way}"
-        self.num_restarts += 1
+        self.state, self.reason = RESTARTING, f"the model changes to {exchange.way or 'its usual way'}"
+        self.num_exchanges += 1
         runner.stop()
         self._runner = None
         self._in_flight.rebuild()
@@ -355,6 +362,8 @@ class Executor:
             logger.warning(
                 "%s cannot be run by %s now, but as usual: %s.", self._name, self.starter.order.way, loss
             )
+            if not loss.is_foreign:
+                self._on_way_lost(f"its process was lost while it loaded: {loss}")
             self.starter.order = replace(self.starter.order, way=None)
             return
         if not self._is_loaded:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -68,6 +68,24 @@ class TuningRecord:
         )
         return replace(best.way, reason=f"measured here on {self.found_at[:10]} to be {found}")
 
+    def describe(self) -> list[dict[str, Any]]:
+        """Return what was found of each way, for reports: tokens per second by the length of texts, or its flaw."""
+        return [
+            {
+                "way": str(finding.way),
+                "tokens_per_second": dict(
+                    zip(map(str, self.lengths), map(round, finding.tokens_per_second), strict=False)
+                ),
+                "flaw": finding.flaw,
+            }
+            for finding in self.findings
+        ]
+
+
+def find_moment() -> str:
+    """Return the present time as records have it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
 
 class TuningRecords:
     """The records below a cache directory. Several processes may use it at the same time."""
@@ -76,7 +94,7 @@ class TuningRecords:
         self._folder = cache_dir / FOLDER
 
     def find(self, circumstances: TuningKey) -> TuningRecord | None:
-        """Return the record for these circumstances; None if there is none, or none that can be read."""
+        """Return the record for these circumstances; None if there is none that can be read and has a way to use."""
         path = self._path(circumstances)
         try:
             record = msgspec.json.decode(path.read_bytes(), type=TuningRecord)
@@ -87,13 +105,28 @@ class TuningRecords:
             return None
         age = datetime.now(UTC) - datetime.fromisoformat(record.found_at)
         is_stale = age > STALE_AFTER and any(finding.may_pass for finding in record.findings)
-        return record if record.circumstances == circumstances and not is_stale else None
+        is_useful = record.circumstances == circumstances and not all(each.flaw for each in record.findings)
+        return record if is_useful and not is_stale else None
 
     def keep(self, record: TuningRecord) -> None:
         """Write a record in place of the one before. Raise OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with open_replacement(self._path(record.circumstances)) as file:
             file.write(msgspec.json.format(msgspec.json.encode(record), indent=1))
+
+    def refuse(self, circumstances: TuningKey, way: Way, flaw: str) -> TuningRecord | None:
+        """Note that a way failed in service, so that no worker uses it before it is measured again.
+
+        Return the record that is left; None if it has no way to use. Raise OSError.
+        """
+        record = self.find(circumstances)
+        if record is not None:
+            findings = tuple(
+                replace(each, flaw=flaw, may_pass=True) if each.way == way else each
+                for each in record.findings
+            )
+            self.keep(replace(record, found_at=find_moment(), findings=findings))
+        return self.find(circumstances)
 
     def forget(self, model: str) -> int:
         """Remove the records of a model and return their number. Raise OSError."""

@@ -3,9 +3,11 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from vectormill.db.outages import DATABASE_ERRORS
+from vectormill.domain.errors import ChunkError, ModelError
 from worker.chunk.proving import Prover
 from worker.encoder.way import Way
 from worker.engine.engine import Engine
@@ -29,6 +31,7 @@ STOP_SECONDS: Final = 5.0
 class SelfTuning:
     """A thread that compares the ways of a model, keeps what it finds for all workers, and takes the fastest one.
 
+    `check` raises ModelError if the model in its new way is not what it should be; then it is run as usual again.
     `idle_seconds` and `busy_seconds` are those of this module, except in tests.
     """
 
@@ -36,11 +39,13 @@ class SelfTuning:
         self,
         engine: Engine,
         prover: Prover,
+        check: Callable[[Engine], object] = lambda engine: None,
         idle_seconds: float = IDLE_SECONDS,
         busy_seconds: float = BUSY_SECONDS,
     ) -> None:
         self._engine = engine
         self._prover = prover
+        self._check = check
         self._idle_seconds = idle_seconds
         self._busy_seconds = busy_seconds
         self._tuner = engine.make_way_tuner()
@@ -66,22 +71,26 @@ class SelfTuning:
             if not self._wait_until_idle():
                 return
             if not self._has_room():
-                logger.info(
-                    "The ways to run the model are not compared: its device has no memory for another copy."
+                self._engine.way_note = (
+                    "not measured, since its device has no memory for another copy of the model"
                 )
                 return
+            self._engine.way_note = "the ways are being compared now"
             try:
                 with self._tuner.tuned(self._stopping) as record:
+                    self._engine.tuned, self._engine.way_note = record, ""
                     for finding in record.findings:
                         logger.info(
                             "%s: %s", finding.way, finding.flaw or f"{finding.tokens_per_second} tokens/s"
                         )
                     if record.way != self._tuner.current:
                         self._change(record.way)
+                        self._verify()
                 return
             except TrialStopped:
                 return
-            except (TrialFailed, OSError, *DATABASE_ERRORS) as error:
+            except (TrialFailed, ChunkError, OSError, *DATABASE_ERRORS) as error:
+                self._engine.way_note = f"the ways could not be compared: {error}"
                 logger.warning(
                     "The fastest way to run the model was not found; it runs as before: %s.", error
                 )
@@ -92,11 +101,22 @@ class SelfTuning:
         own_share = report["device_memory_bytes"] / max(1, self._engine.device.memory_bytes)
         return bool(report["memory_used_share"] + own_share <= MOST_USED_SHARE)
 
-    def _change(self, way: Way) -> None:
+    def _verify(self) -> None:
+        """Go back to the usual way if the model in its new way is not what it should be."""
+        if self._stopping.is_set():
+            return
+        try:
+            self._check(self._engine)
+        except ModelError as error:
+            logger.error("The model changes back to its usual way: %s", error)
+            self._change(None)
+
+    def _change(self, way: Way | None) -> None:
         """Move the engine to another way, between two periods of proofs; wait until the model is loaded."""
-        logger.info("The model changes to %s: %s.", way, way.reason)
-        self._tuner.current = way
-        num_restarts = self._engine.report()["num_restarts"]
+        if way is not None:
+            logger.info("The model changes to %s: %s.", way, way.reason)
+            self._tuner.current = way
+        num_exchanges = self._engine.report()["num_exchanges"]
         exchange = self._engine.exchange(way)
         try:
             while not exchange.is_drained.wait(LOOK_SECONDS):
@@ -109,7 +129,7 @@ class SelfTuning:
             self._engine.confirm(exchange)
         while not self._stopping.wait(LOOK_SECONDS):
             report = self._engine.report()
-            if report["num_restarts"] > num_restarts and report["state"] != RESTARTING:
+            if report["num_exchanges"] > num_exchanges and report["state"] != RESTARTING:
                 return
 
     def _wait_until_idle(self) -> bool:

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
@@ -28,7 +27,7 @@ from worker.runner.starter import RunnerStarter
 from worker.tasks.finishing import find_least_cosine, find_turned
 from worker.tasks.task import WorkerTask
 from worker.tuning.comparison import TrialWork, WayResult, compare_ways
-from worker.tuning.record import TuningKey, TuningRecord, TuningRecords
+from worker.tuning.record import TuningKey, TuningRecord, TuningRecords, find_moment
 from worker.tuning.trial import Trial
 
 logger = logging.getLogger(__name__)
@@ -118,17 +117,27 @@ def describe_circumstances(order: EncoderOrder) -> TuningKey:
     )
 
 
-def find_way(order: EncoderOrder) -> Way | None:
-    """Return the way that was found to be the fastest for this order, with the reason; None if none was looked for."""
+def find_record(order: EncoderOrder) -> TuningRecord | None:
+    """Return what was found about the ways of this order; None if nothing was, or the fastest is none any more."""
     ways = list_ways(order)
     if len(ways) < 2:
         return None
     record = TuningRecords(order.cache_dir).find(describe_circumstances(order))
-    if record is None or all(finding.flaw for finding in record.findings):
+    if record is None:
         return None
     found = record.way
     is_known = any(found.backend == way.backend and set(found.switches) <= set(way.switches) for way in ways)
-    return found if is_known else None
+    return record if is_known else None
+
+
+def refuse_way(order: EncoderOrder, flaw: str) -> TuningRecord | None:
+    """Note for all workers of the machine that the order's way failed in service. Return what is left of the record."""
+    assert order.way is not None
+    try:
+        return TuningRecords(order.cache_dir).refuse(describe_circumstances(order), order.way, flaw)
+    except OSError as error:
+        logger.warning("It could not be noted that %s fails, so others may try it: %s", order.way, error)
+        return None
 
 
 class WayTuner:
@@ -164,7 +173,7 @@ class WayTuner:
                 findings += list_impossible(self.order, self.ways)
                 record = TuningRecord(
                     self._circumstances,
-                    datetime.now(UTC).isoformat(timespec="seconds"),
+                    find_moment(),
                     tuple(workload.length for workload in workloads),
                     findings,
                 )

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from tests.tuned_encoder import BEHAVIOURS, CRASHES, DIES_IN_SERVICE, RAISES, WRONG
+from tests.waiting import wait_for
+from vectormill.domain.errors import ModelError
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
@@ -25,7 +27,7 @@ from worker.tuning import comparison, record
 from worker.tuning.record import TuningRecords
 from worker.tuning.self_tuning import SelfTuning
 from worker.tuning.trial import TrialFailed, TrialStopped
-from worker.tuning.tuner import find_way, list_ways
+from worker.tuning.tuner import find_record, list_ways
 
 CARD = Registry({}).card(DEFAULT_MODEL)
 SPEC = make_spec(CARD, EncodingOptions(normalize=False))
@@ -115,7 +117,9 @@ def test_nothing_is_tried_and_no_record_used_where_bits_may_not_change_or_there_
     with running(new_cache_dir(), {"openvino": SLOW, "torch": FAST}) as engine:
         tune(engine)
         order = engine.make_way_tuner().order
-    assert find_way(order) == Way("torch")
+    found = find_record(order)
+    assert found is not None
+    assert found.way == Way("torch")
     refused = replace(
         order,
         is_reproducible="reproducible" in settings,
@@ -123,7 +127,7 @@ def test_nothing_is_tried_and_no_record_used_where_bits_may_not_change_or_there_
         attention=settings.get("attention", "auto"),
     )
     assert len(list_ways(refused)) < 2
-    assert find_way(refused) is None
+    assert find_record(refused) is None
 
 
 def test_a_recorded_way_that_cannot_be_loaded_any_more_stops_no_worker(
@@ -134,7 +138,19 @@ def test_a_recorded_way_that_cannot_be_loaded_any_more_stops_no_worker(
         with running(cache_dir, {"openvino": SLOW, "torch": FAST}) as engine:
             tune(engine)
         with running(cache_dir, {"openvino": SLOW, "torch": FAST | {"fault": fault}}) as engine:
-            assert engine.report()["backend"]["value"] == "openvino"
+            report = engine.report()
+        assert report["backend"]["value"] == "openvino"
+        assert report["way"]["reason"].startswith(
+            "measured here on"  # of the ways that are left, the usual one is the fastest
+        )
+        assert (
+            "torch was measured to be faster, but is not used: its process was lost"
+            in report["way"]["reason"]
+        )
+        with running(cache_dir, {"openvino": SLOW, "torch": FAST}) as engine:
+            report = engine.report()
+        assert report["backend"]["value"] == "openvino", "the next worker does not try it again"
+        assert [bool(found["flaw"]) for found in report["ways"]] == [False, True]
 
 
 def test_a_failure_that_may_pass_is_tried_again_after_a_day(
@@ -223,5 +239,44 @@ def test_a_worker_changes_to_the_fastest_way_while_it_serves_and_goes_back_if_it
         tuning.stop()
         for number in range(3):
             np.testing.assert_array_equal(encode(number).vectors, expected_vectors[number])
-        assert engine.report()["backend"]["value"] == expected
+        report = engine.report()
+        assert report["backend"]["value"] == expected
+        assert (report["num_restarts"], report["num_exchanges"]) == (0, 1), "nothing was lost"
+        assert report["way"]["value"] == expected
+        assert "measured here on" in report["way"]["reason"]
+        assert [found["way"] for found in report["ways"]] == ["openvino", "torch"]
         assert proofs.calls == ["prove", "expect_new_way"], "a new way begins a new period of proofs"
+
+
+def test_a_worker_goes_back_if_its_new_way_leaves_the_certificate_and_its_batches_start_over(
+    new_cache_dir: Callable[[], Path],
+) -> None:
+    proofs, checked, sizes = Proofs(), [], []
+
+    def check(engine: Engine) -> None:
+        checked.append(engine.report()["backend"]["value"])
+        sizes.append(engine.report()["budgets"]["up to 64"]["max_batch_tokens"])
+        engine.refuse_way("another vector is certified")
+        raise ModelError("another vector is certified")
+
+    with running(new_cache_dir(), {"openvino": SLOW, "torch": FAST}) as engine:
+        assert "`vectormill tune`" in engine.report()["way"]["reason"], "nothing was measured yet"
+        texts = [f"text {place}".encode() for place in range(5000)]
+        engine.encode(EncodeRequest("all", SPEC, texts, False, 1000), threading.Event())
+        assert engine.report()["budgets"]["up to 64"]["max_batch_tokens"] > 1024, "batches have grown"
+        tuning = SelfTuning(engine, proofs, check, idle_seconds=0.05)  # type: ignore[arg-type]
+        tuning.start()
+        wait_for(lambda: not tuning.is_alive)
+        report = engine.report()
+        order = engine.make_way_tuner().order
+    assert checked == ["torch"]
+    assert sizes == [1024], "what was learned of one way says nothing about another"
+    assert report["backend"]["value"] == "openvino"
+    assert report["num_exchanges"] == 2
+    assert (
+        "torch was measured to be faster, but is not used: another vector is certified"
+        in report["way"]["reason"]
+    )
+    found = find_record(order)
+    assert found is not None
+    assert found.way.backend == "openvino"
