@@ -43,7 +43,7 @@ from worker.chunk.leases import LeaseKeeper
 from worker.chunk.proving import Prover
 from worker.chunk.watchdog import Watchdog
 from worker.devices.core_waits import CoreWaits
-from worker.devices.detect import DeviceSampler
+from worker.devices.detect import DeviceSampler, describe_shared_memory
 from worker.devices.device import CUDA
 from worker.encoder.memory import keep_large_blocks_apart
 from worker.engine.engine import Engine
@@ -149,6 +149,8 @@ def run_replica(
     cache_dir = find_cache_dir(settings)
     is_whole = assignment.replica.strategy == REPLICATE
     sharing = None if is_whole else Sharing(assignment.replica, devices)
+    if lack := describe_shared_memory(devices):
+        logger.warning("%s", lack)
     make_one = partial(
         Engine,
         card,

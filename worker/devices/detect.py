@@ -27,6 +27,10 @@ CPU_TOPOLOGY: Final = Path("/sys/devices/system/cpu")
 
 USED_STEP_BYTES: Final = 256 << 20
 
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - only its free space is read
+# NCCL's buffers take some 10 MiB for each pair of GPUs and channel.
+LEAST_SHARED_BYTES: Final = 1 << 30
+
 # The CPU flags by which libraries choose kernels and we choose the precision.
 PROCESSOR_FEATURES: Final = frozenset(
     {
@@ -123,6 +127,19 @@ def detect_memory(root: Path = ROOT, own: Path = OWN) -> Memory:
     return Memory(
         total_bytes=min([machine.total, *(limit for limit, _ in limits)]),
         available_bytes=max(0, min([machine.available, *(limit - used for limit, used in limits)])),
+    )
+
+
+def describe_shared_memory(devices: Sequence[Device], path: Path = SHARED_MEMORY) -> str:
+    """Return what GPUs that share a model lack if there is little memory for processes to share; mostly empty."""
+    if len(devices) < 2 or devices[0].kind != CUDA or not path.is_dir():
+        return ""
+    free_bytes = psutil.disk_usage(str(path)).free
+    if free_bytes >= LEAST_SHARED_BYTES:
+        return ""
+    return (
+        f"{path} has {free_bytes >> 20} MiB, and GPUs without peer access exchange tensors there, so NCCL may fail or "
+        "hang. Start the container with --shm-size 2g, in Compose with shm_size: 2gb."
     )
 
 

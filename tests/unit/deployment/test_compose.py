@@ -23,6 +23,7 @@ from vectormill.embedded.valkey import NO_RETRY
 from vectormill.processes.lifetimes import free_port
 from vectormill.settings import PREFIX, Settings
 from vectormill.up import Endpoint, UpOptions, plan_children
+from worker.devices.detect import LEAST_SHARED_BYTES
 from worker.launcher import GRACE_SECONDS
 from worker.runner.runner import KILL_TIMEOUT_SECONDS, STOP_TIMEOUT_SECONDS
 
@@ -292,6 +293,27 @@ def test_other_machines_reach_the_servers_at_one_address_that_must_be_named_and_
     page = (ROOT / "docs/MACHINES.md").read_text(encoding="utf-8")
     assert {Path(path).name for path in settings.values() if path.startswith("/")} <= set(
         re.findall(r"\w+\.\w+", page)
+    )
+
+
+def test_nccl_has_more_shared_memory_than_a_container_is_given_by_default() -> None:
+    assert SERVICES["worker"]["shm_size"] == "2gb"
+    assert LEAST_SHARED_BYTES < 2 << 30, "and its worker does not warn"
+
+
+def test_the_image_of_workers_has_what_triton_compiles_with() -> None:
+    """Triton builds a C module for each kernel: it needs a compiler, the C library's headers and those of Python."""
+    text = (ROOT / "deploy" / "Dockerfile.worker").read_text(encoding="utf-8").replace("\\\n", "")
+    *_, last = text.split("\nFROM ")
+    (installed,) = re.findall(r"^RUN .*apt-get install ([^&]*)", last, re.MULTILINE)
+    assert {"gcc", "libc6-dev"} <= set(installed.split())
+    # Docker's images of Python have its headers, those of Debian have not.
+    assert last.startswith("python:")
+    # Modules are kept and loaded where a container may write; the folders of compilers are below that.
+    assert SERVICES["worker"]["read_only"]
+    assert "cache:/home/vectormill/.cache" in SERVICES["worker"]["volumes"]
+    assert "apt-get" not in re.sub(r"^RUN apt-get update.*$", "", last, flags=re.MULTILINE), (
+        "nothing is removed again"
     )
 
 

@@ -4,14 +4,18 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.processes.supervisor import ChildSpec
 from worker import app, launcher
 from worker.devices.described import describe_inventory
-from worker.devices.device import CUDA, Device
+from worker.devices.detect import describe_shared_memory
+from worker.devices.device import CUDA, Device, parse_devices
 from worker.identity import EndedWorker
 from worker.launcher import MAX_ENDED, assign_replicas, make_process_spec
 from worker.placement.placement import Assignment, read_assignment, write_assignment
@@ -121,3 +125,24 @@ def test_what_could_not_be_told_is_told_later_and_grows_no_command_line_without_
     for status in range(20):
         spec = next_of(spec, status)
     assert list(ends(spec)) == list(range(20 - MAX_ENDED, 20))
+
+
+@pytest.mark.parametrize(
+    ("devices", "free_mib", "is_told"),
+    [
+        ("2x24GiB", 64, True),  # what Docker gives a container
+        ("2x24GiB", 1023, True),
+        ("2x24GiB", 1024, False),
+        ("1x24GiB", 64, False),  # it exchanges nothing
+        ("2x8cores,64GiB", 64, False),  # processors exchange by gloo
+    ],
+)
+def test_gpus_that_share_a_model_say_what_they_need_where_little_memory_can_be_shared(
+    devices: str, free_mib: int, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = describe_inventory(devices)
+    named = parse_devices("auto" if there.accelerators else "cpu:0,cpu:1", there)
+    monkeypatch.setattr(psutil, "disk_usage", lambda path: SimpleNamespace(free=free_mib << 20))
+    told = describe_shared_memory(named, tmp_path)
+    assert ("--shm-size 2g" in told and f"has {free_mib} MiB" in told) if is_told else told == ""
+    assert describe_shared_memory(named, tmp_path / "none") == ""
