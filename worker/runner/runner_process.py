@@ -51,6 +51,9 @@ from worker.runner.runner import answer_with_stacks
 logger = logging.getLogger(__name__)
 
 READING_PAUSE_SECONDS: Final = 0.25
+# How long a thread keeps Python's lock while others want it, by default 0.005. Each launch of a kernel wants it once,
+# and a launch that waits for the thread that reads and prepares the next batch leaves a GPU idle.
+SWITCH_SECONDS: Final = 0.0005
 LONGEST_REASON: Final = 500
 
 # The exit status if the device was lost, after which every batch would fail. The worker starts another
@@ -281,6 +284,7 @@ def main(
     # Ctrl-C in a terminal is for the worker, which first finishes its chunks with this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answer_with_stacks(stacks_descriptor)
+    sys.setswitchinterval(SWITCH_SECONDS)
     line = "%(asctime)s runner %(levelname)s %(message)s"
     begin_logging("runner", log_level, log_format, line=line, stream=sys.stderr)
     channel = Channel(Connection(pipe_descriptor), memory_descriptor, is_worker=False)

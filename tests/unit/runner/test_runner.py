@@ -8,16 +8,19 @@ import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from tests.architecture.sources import ROOT
 from tests.waiting import wait_for
+from vectormill.domain.errors import ModelError
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.encoder import EncoderOrder
 from worker.runner import runner, starter
 from worker.runner.channel import Channel, make_memory
+from worker.runner.messages import LoadFailed
 from worker.runner.runner import NO_ANSWER, Runner, RunnerLost, StackFile, bound_waits
 from worker.runner.starter import RunnerStarter
 
@@ -130,6 +133,22 @@ def test_a_model_process_logs_what_its_parent_would_log(
     said = capfd.readouterr().err
     assert " runner ERROR " in said
     assert (" runner INFO " in said) == (level == "INFO")
+    started.stop()
+
+
+def tell_interval(order: EncoderOrder) -> NoReturn:
+    raise ModelError(repr(sys.getswitchinterval()))
+
+
+def test_a_thread_that_launches_kernels_soon_gets_pythons_lock_in_a_model_process_alone(
+    tmp_path: Path,
+) -> None:
+    device = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
+    order = EncoderOrder(Registry({}).card(DEFAULT_MODEL), device, "auto", "auto", 1, tmp_path)
+    factory = f"{__name__}:{tell_interval.__name__}"
+    started = RunnerStarter(factory, order, os.environ, collective_timeout_seconds=1).start()
+    assert started.receive() == [LoadFailed("0.0005")]
+    assert sys.getswitchinterval() == 0.005
     started.stop()
 
 
