@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Final, Protocol
 
 from vectormill.ragged import Ragged
@@ -13,9 +14,12 @@ from worker.encoder.encoder import EncoderReport
 from worker.encoder.way import Way
 from worker.tuning.trial import TrialFailed
 
+# All ways are measured for so long together, beside the first batch of each length, with which a way may compile.
+MEASURED_SECONDS: Final = 60.0
 # A pass lasts at least so long, so that the first batches, which nothing is queued behind, count little.
 PASS_SECONDS: Final = 0.25
 # Each length is timed so many times, and the fastest pass counts: whatever else uses the device makes others slower.
+# A model that takes longer is timed less often, and hardly noticed by what else uses the device.
 NUM_PASSES: Final = 7
 # A way that takes another backend or switches has to gain so much over a simpler one.
 LEAST_GAIN: Final = 1.01
@@ -82,6 +86,8 @@ def compare_ways(
     """
     findings: list[WayResult] = []
     expected: Ragged | None = None
+    # The first way is measured twice.
+    seconds = MEASURED_SECONDS / (len(ways) + 1) / len(workloads)
     for way in ways:
         try:
             with open_trial(way) as model:
@@ -100,7 +106,7 @@ def compare_ways(
                 elif flaw := find_flaw(results, expected, model.report):
                     findings.append(WayResult(used, flaw=f"its results differ: {flaw}"))
                     continue
-                findings.append(WayResult(used, _measure(model, workloads)))
+                findings.append(WayResult(used, _measure(model, workloads, seconds)))
         except TrialFailed as error:
             findings.append(WayResult(way, flaw=str(error), may_pass=True))
     usable = [finding for finding in findings if not finding.flaw]
@@ -108,7 +114,7 @@ def compare_ways(
         raise TrialFailed("; ".join(f"{finding.way}: {finding.flaw}" for finding in findings))
     if len(usable) > 1:
         with open_trial(usable[0].way) as model:
-            change = WayResult(usable[0].way, _measure(model, workloads)).compare(usable[0])
+            change = WayResult(usable[0].way, _measure(model, workloads, seconds)).compare(usable[0])
         if not 1 / MOST_CHANGE < change < MOST_CHANGE:
             raise TrialFailed(
                 f"{usable[0].way} was {change:.2f} times as fast in the end as in the beginning, so something else "
@@ -133,13 +139,20 @@ def _explain(used: Way, way: Way, report: EncoderReport) -> str:
     return " ".join(notes).rstrip(".") or f"{', '.join(missing)} was turned off"
 
 
-def _measure(model: RunningModel, workloads: Sequence[TrialWork]) -> tuple[float, ...]:
-    """Return the tokens per second that a model computes of each workload."""
+def _measure(model: RunningModel, workloads: Sequence[TrialWork], seconds: float) -> tuple[float, ...]:
+    """Return the tokens per second that a model computes of each workload, measured for at most `seconds` each.
+
+    If a single batch takes longer, it is the measurement.
+    """
     rates = []
     for workload in workloads:
-        model.measure(workload.batches)  # the first pass also compiles, or allocates memory
-        seconds = model.measure(workload.batches)
-        repeated = workload.batches * max(1, math.ceil(PASS_SECONDS / max(seconds, 1e-6)))
-        num_tokens = sum(batch.num_tokens for batch in repeated)
-        rates.append(num_tokens / min(model.measure(repeated) for _ in range(NUM_PASSES)))
+        first = workload.batches[:1]
+        model.measure(first)  # it also compiles, or allocates memory
+        alone = model.measure(first)
+        left = int((seconds - alone) / max(alone, 1e-6))  # batches
+        number = min(left, max(len(workload.batches), math.ceil(PASS_SECONDS / max(alone, 1e-6))))
+        batches = tuple(islice(cycle(workload.batches), number)) or first
+        num_passes = min(NUM_PASSES, left // number) if number > 0 else 0
+        fastest = min((model.measure(batches) for _ in range(num_passes)), default=alone)
+        rates.append(sum(batch.num_tokens for batch in batches) / fastest)
     return tuple(rates)

@@ -14,7 +14,7 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.encoder.encoder import Choice, EncoderReport
 from worker.encoder.way import Way
-from worker.tuning.comparison import TrialWork, WayResult, choose_best, compare_ways
+from worker.tuning.comparison import MEASURED_SECONDS, TrialWork, WayResult, choose_best, compare_ways
 from worker.tuning.trial import TrialFailed
 
 REPORT = EncoderReport(Choice("d", ""), Choice("torch", ""), Choice("fp32", ""), "varlen", 1, 0.0)
@@ -43,6 +43,7 @@ class SimulatedModel:
         self._behaviour = behaviour
         self._noise = noise
         self._share = share
+        self.passes: list[float] = []
         self.report = replace(
             REPORT, backend=Choice(way.backend, ""), switches=() if behaviour.is_refused else way.switches
         )
@@ -55,7 +56,13 @@ class SimulatedModel:
     def measure(self, batches: Sequence[Batch]) -> float:
         self.crash("measuring")
         seconds = sum(batch.num_tokens for batch in batches) / self._behaviour.speed / 1e5
-        return seconds * (1 + self._share * self._noise.expovariate(1))
+        seconds *= 1 + self._share * self._noise.expovariate(1)
+        self.passes.append(seconds)
+        return seconds
+
+    @property
+    def speed(self) -> float:
+        return self._behaviour.speed
 
     def crash(self, moment: str) -> None:
         if self._behaviour.crashes_at == moment:
@@ -68,6 +75,7 @@ class SimulatedDevice:
         self._random = random.Random(seed)
         self._noise = noise
         self.num_open = 0
+        self.models: list[SimulatedModel] = []
 
     @contextmanager
     def open(self, way: Way) -> Iterator[SimulatedModel]:
@@ -75,6 +83,7 @@ class SimulatedDevice:
         model.crash("loading")
         self.num_open += 1
         assert self.num_open == 1, "the memory of a device may hold one model more, and not two"
+        self.models.append(model)
         try:
             yield model
         finally:
@@ -115,6 +124,20 @@ def test_the_way_that_is_chosen_is_right_and_at_most_three_percent_slower_than_t
     assert [bool(finding.flaw) for finding in findings] == [
         not behaviour.is_usable for behaviour in behaviours.values()
     ]
+
+
+@given(st.lists(st.floats(1e-3, 3.0), min_size=1, max_size=12))
+def test_all_ways_together_are_measured_for_a_minute_however_slow_they_are(speeds: list[float]) -> None:
+    behaviours = {Way("torch", (f"switch{place}",)): Behaviour(speed) for place, speed in enumerate(speeds)}
+    device = SimulatedDevice(behaviours)
+    findings = compare_ways(list(behaviours), device.open, KNOWN, WORKLOADS, find_flaw)
+    true = [(speed * 1e5,) * len(WORKLOADS) for speed in speeds]
+    np.testing.assert_allclose([finding.tokens_per_second for finding in findings], true, rtol=1e-6)
+    share = MEASURED_SECONDS / (len(speeds) + 1) / len(WORKLOADS)
+    for model in device.models:
+        # The first batch of each length takes what it takes, and so does one alone.
+        firsts = [workload.batches[0].num_tokens / model.speed / 1e5 for workload in WORKLOADS]
+        assert sum(model.passes) <= sum(first + max(first, share) for first in firsts) * 1.0001
 
 
 def test_a_way_that_gains_nothing_leaves_the_simplest_one() -> None:
