@@ -19,9 +19,11 @@ from worker.batching.batch import Batch
 from worker.devices.device import CPU, Device
 from worker.encoder.choice import PACKED, read_attention_shape
 from worker.encoder.encoder import Choice, EncoderOrder
+from worker.model import packed as packed_network
 from worker.model.forms import PackedForm
 from worker.model.network import list_token_inputs
 from worker.model.packed import EXACT, register_packed_attention
+from worker.model.prefixes import find_shared_prefixes
 from worker.model.torch_encoder import TorchEncoder
 
 DEVICE = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
@@ -108,10 +110,19 @@ def test_any_tree_of_prefixes_has_the_states_of_each_sequence_alone(drawn: list[
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3, both ways", "bert"])
-@pytest.mark.parametrize("is_reproducible", [False, True], ids=["usual", "reproducible"])
+@pytest.mark.parametrize("case", ["usual", "reproducible", "faulty", "failing"])
 def test_an_encoder_shares_where_it_may_and_gives_the_vector_of_each_text_alone(
-    name: str, is_reproducible: bool, tmp_path: Path
+    name: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def find_wrongly(*given: Any) -> Any:
+        if case == "failing":
+            raise ValueError("there are no prefixes")
+        found = find_shared_prefixes(*given)
+        return {key: rows[::-1].copy() for key, rows in found.items()}
+
+    if case in ("faulty", "failing"):
+        monkeypatch.setattr(packed_network, "find_shared_prefixes", find_wrongly)
+    is_reproducible = case == "reproducible"
     make_transformer(name).save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text(TOKENIZER)
     card = read_model_card(name, tmp_path, ModelEntry(path=name, pooling="mean+last_token"))
@@ -126,7 +137,7 @@ def test_an_encoder_shares_where_it_may_and_gives_the_vector_of_each_text_alone(
             module.register_forward_hook(lambda _module, _inputs, output: num_rows.append(output.shape[-2]))
             break
     found = encoder.encode(Batch.from_ids(pairs)).matrix
-    saved = 5 * 20 if name == "qwen3" and not is_reproducible else 0
+    saved = 5 * 20 if (name, case) == ("qwen3", "usual") else 0
     assert num_rows == [sum(map(len, pairs)) - saved]
     alone = np.concatenate([encoder.encode(Batch.from_ids([pair])).matrix for pair in pairs])
     assert smallest_cosine(torch.from_numpy(found), torch.from_numpy(alone)) >= 0.99999

@@ -52,7 +52,8 @@ CARD = Registry({}).card(DEFAULT_MODEL)
 
 def pack(transformer: Any) -> PackedNetwork:
     network: Any = SimpleNamespace(transformer=transformer, dense=nn.Sequential(), modes=("mean",))
-    return PackedNetwork(network, EXACT)
+    is_causal = read_attention_shape(transformer.config).is_causal
+    return PackedNetwork(network, EXACT, shares_prefixes=is_causal)
 
 
 def switch_on(packed: PackedNetwork, *names: str) -> tuple[SwitchChoice, ...]:

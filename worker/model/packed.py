@@ -288,11 +288,13 @@ class PackedNetwork(nn.Module):
     """The whole network over packed tokens [tokens] with bounds [n + 1].
 
     It returns vectors [n, card.dimension] in fp32. It changes the given network, whose transformer attends
-    with the packed kernel from now on.
+    with the packed kernel from now on. With `shares_prefixes`, for causal models alone, a prefix that sequences share
+    is computed once.
     """
 
-    def __init__(self, network: EncoderNetwork, kernel: str) -> None:
+    def __init__(self, network: EncoderNetwork, kernel: str, *, shares_prefixes: bool = False) -> None:
         super().__init__()
+        self.shares_prefixes = shares_prefixes
         register_packed_attention()
         self.transformer = network.transformer
         self.transformer.set_attn_implementation(kernel)
@@ -336,7 +338,13 @@ def find_layers(transformer: nn.Module) -> list[nn.Module]:
 
 
 def pack_network(
-    network: EncoderNetwork, kernel: str, shape: AttentionShape, max_tokens: int, device: torch.device
+    network: EncoderNetwork,
+    kernel: str,
+    shape: AttentionShape,
+    max_tokens: int,
+    device: torch.device,
+    *,
+    shares_prefixes: bool = False,
 ) -> PackedNetwork:
     """Return the packed network, compared with padding.
 
@@ -348,7 +356,7 @@ def pack_network(
     try:
         with torch.inference_mode():
             expected = padded_states(network, probes, device)
-            packed = PackedNetwork(network, kernel)
+            packed = PackedNetwork(network, kernel, shares_prefixes=shares_prefixes)
             found = compute_probes(packed, shape, max_tokens, device)
         if find_deviation(expected, found, CLOSE_COSINE) and expected[0].dtype in SIXTEEN_BITS:
             network.transformer.set_attn_implementation(padded_attention)
@@ -503,7 +511,7 @@ def compute_probes(
     """Return the packed network's hidden states [tokens, dim] of each probe."""
     probes = make_probes(network.transformer.config, max_tokens)
     return [
-        packed_states(network, pack_batch(probe, shape, shares_prefixes=shape.is_causal), device)
+        packed_states(network, pack_batch(probe, shape, shares_prefixes=network.shares_prefixes), device)
         for probe in probes
     ]
 

@@ -71,8 +71,7 @@ class TorchEncoder(Encoder):
                 *taken,
                 self._shape,
                 packed.attention,
-                # A reproducible batch computes as many rows whatever its texts are.
-                shares_prefixes=self._shape.is_causal and not order.is_reproducible,
+                shares_prefixes=packed.shares_prefixes,
             )
         )
         # Copies to the device use a separate stream, so that they do not wait for the current forward
@@ -141,8 +140,15 @@ class TorchEncoder(Encoder):
         if attention.value == PADDED:
             return attention, None
         kernel = FLASH if order.device.kind == CUDA else EXACT
+        pack = partial(pack_network, network, kernel, self._shape, order.card.max_tokens, self._device)
+        # A reproducible batch computes as many rows whatever its texts are.
+        if self._shape.is_causal and not order.is_reproducible:
+            try:
+                return attention, pack(shares_prefixes=True)
+            except PackingFailed as error:
+                logger.warning("A prefix that texts share is computed for each of them: %s", error)
         try:
-            return attention, pack_network(network, kernel, self._shape, order.card.max_tokens, self._device)
+            return attention, pack()
         except PackingFailed as error:
             if order.attention == PACKED:
                 raise ModelError(
