@@ -32,8 +32,8 @@ from worker.tuning.tuner import find_record, list_ways
 CARD = Registry({}).card(DEFAULT_MODEL)
 SPEC = make_spec(CARD, EncodingOptions(normalize=False))
 DEVICE = split_processor(detect_inventory(), 1)[0]
-SLOW: dict[str, Any] = {"seconds": 0.01}
-FAST: dict[str, Any] = {"seconds": 0.002}
+SLOW: dict[str, Any] = {"seconds": 0.03}
+FAST: dict[str, Any] = {"seconds": 0.006}
 
 
 @pytest.fixture(autouse=True)
