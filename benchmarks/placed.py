@@ -4,10 +4,8 @@ The model's encoder records how much memory it takes (benchmarks.children.gauged
 """
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from multiprocessing.connection import wait
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
@@ -28,9 +26,8 @@ from worker.encoder.switches import NONE
 from worker.placement.capacity import GIB, DeviceCapacity
 from worker.placement.placement import PlanSettings, Replica
 from worker.placement.replicas import ReplicaBuilder
-from worker.runner.messages import BATCHES_AHEAD, Encode, Encoded, EncodeFailed, Loaded, LoadFailed
-from worker.runner.runner import RunnerLost
 from worker.runner.starter import RunnerStarter, Sharing
+from worker.tuning.trial import Trial, TrialFailed
 
 # A rank that hangs should fail one row of the table, not the whole run.
 ANSWER_SECONDS: Final = 300.0
@@ -93,34 +90,26 @@ class PlacedModel:
                 sharing=self._sharing if len(self._sharing.devices) > 1 else None,
                 collective_timeout_seconds=ANSWER_SECONDS,
             )
-            self._runner = starter.start()
-            exits.callback(self._runner.stop)
-            self.loaded: EncoderReport = self._listen(Loaded)[-1].report
+            with naming(self._card.name):
+                trial = Trial(starter, load_seconds=ANSWER_SECONDS, answer_seconds=ANSWER_SECONDS)
+                self._trial = exits.enter_context(trial)
             self._exits = exits.pop_all()
+        self.loaded: EncoderReport = trial.report
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._exits.close()
 
     def encode(self, ids: Ids, batch_tokens: int) -> Pass:
-        """Encode token ids in batches of up to `batch_tokens` padded tokens.
-
-        As many batches are in flight as in a worker.
-        """
+        """Encode token ids in batches of up to `batch_tokens` padded tokens."""
         batches = [
             Batch.from_ids([ids[place] for place in places])
             for places in cut_places([len(each) for each in ids], batch_tokens)
         ]
-        most = self.loaded.num_started + BATCHES_AHEAD
-        started = time.perf_counter()
-        num_sent = num_done = 0
-        while num_done < len(batches):
-            while num_sent < len(batches) and num_sent - num_done < most:
-                self._runner.send(Encode(num_sent, batches[num_sent], is_urgent=False))
-                num_sent += 1
-            num_done += len(self._listen(Encoded))
+        with naming(self._card.name):
+            seconds = self._trial.measure(batches)
         num_computed = sum(batch.num_padded_tokens for batch in batches)
-        return Pass(time.perf_counter() - started, sum(batch.num_tokens for batch in batches), num_computed)
+        return Pass(seconds, sum(batch.num_tokens for batch in batches), num_computed)
 
     def profile(self, ids: Ids, batch_tokens: int) -> dict[str, Any]:
         """Return the kernels of a pass: `launches` a batch, the `idle` share, and the dearest `kernels`."""
@@ -136,24 +125,14 @@ class PlacedModel:
         """Return the memory reading of every rank, in the order of the devices."""
         return [read_rank(self._directory, rank) for rank in range(len(self._sharing.devices))]
 
-    def _listen(self, kind: type) -> list[Any]:
-        """Return the next messages of that kind.
 
-        Raise BenchmarkFailed with the reason of a failure, or when none arrives in time.
-        """
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while True:
-            if not wait(self._runner.connections, max(0.0, deadline - time.monotonic())):
-                raise BenchmarkFailed(f"{self._card.name} did not answer within {ANSWER_SECONDS:.0f} s.")
-            try:
-                said = self._runner.receive()
-            except RunnerLost as error:
-                raise BenchmarkFailed(f"{self._card.name}: {error}") from error
-            for message in said:
-                if isinstance(message, LoadFailed | EncodeFailed):
-                    raise BenchmarkFailed(message.reason)
-            if found := [message for message in said if isinstance(message, kind)]:
-                return found
+@contextmanager
+def naming(model: str) -> Iterator[None]:
+    """Raise BenchmarkFailed with the model's name and the reason if its process fails in the block."""
+    try:
+        yield
+    except TrialFailed as error:
+        raise BenchmarkFailed(f"{model}: {error}.") from error
 
 
 def cut_places(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:

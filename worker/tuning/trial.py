@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait
 from typing import Final, Self, TypeVar
 
@@ -65,22 +65,29 @@ class Trial:
         self._runner.stop()
 
     def encode(self, batches: Sequence[Batch]) -> list[Ragged]:
-        """Return the results of batches, in their order, with as many in flight as a worker has."""
-        most, first = self.report.num_started + BATCHES_AHEAD, self._num_sent
-        results: dict[int, Ragged] = {}
-        while len(results) < len(batches):
-            while self._num_sent - first < len(batches) and self._num_sent - first - len(results) < most:
-                self._send(Encode(self._num_sent, batches[self._num_sent - first], is_urgent=False))
-                self._num_sent += 1
-            for encoded in self._listen(Encoded, self._answer_seconds):
-                results[encoded.number] = encoded.results
+        """Return the results of batches, in their order."""
+        results = {encoded.number: encoded.results for encoded in self._stream(batches)}
         return [results[number] for number in sorted(results)]
 
     def measure(self, batches: Sequence[Batch]) -> float:
         """Return the seconds that the process takes for these batches."""
         started = time.perf_counter()
-        self.encode(batches)
+        # Results are dropped, since a worker soon frees the shared memory in which they and the next batches travel.
+        for _ in self._stream(batches):
+            pass
         return time.perf_counter() - started
+
+    def _stream(self, batches: Sequence[Batch]) -> Iterator[Encoded]:
+        """Yield the answers to batches as they come, with as many in flight as a worker has."""
+        most, first = self.report.num_started + BATCHES_AHEAD, self._num_sent
+        num_done = 0
+        while num_done < len(batches):
+            while self._num_sent - first < len(batches) and self._num_sent - first - num_done < most:
+                self._send(Encode(self._num_sent, batches[self._num_sent - first], is_urgent=False))
+                self._num_sent += 1
+            answers = self._listen(Encoded, self._answer_seconds)
+            num_done += len(answers)
+            yield from answers
 
     def _send(self, message: Encode) -> None:
         try:

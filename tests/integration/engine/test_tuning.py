@@ -1,6 +1,7 @@
 """A worker finds the fastest way by real processes, keeps it for others, and changes to it without losing a text."""
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,16 +18,21 @@ from tests.tuned_encoder import BEHAVIOURS, CRASHES, DIES_IN_SERVICE, RAISES, WR
 from tests.waiting import wait_for
 from vectormill.domain.errors import ModelError
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from worker.batching.batch import Batch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
+from worker.encoder.encoder import EncoderOrder
 from worker.encoder.way import Way
 from worker.engine.engine import Engine
 from worker.engine.request import EncodeRequest
+from worker.runner.channel import NUM_BLOCKS, Channel
+from worker.runner.messages import Encode
+from worker.runner.starter import RunnerStarter
 from worker.settings import WorkerSettings
 from worker.tuning import comparison, record
 from worker.tuning.record import TuningRecords
 from worker.tuning.self_tuning import SelfTuning
-from worker.tuning.trial import TrialFailed, TrialStopped
+from worker.tuning.trial import Trial, TrialFailed, TrialStopped
 from worker.tuning.tuner import find_record, list_ways
 
 CARD = Registry({}).card(DEFAULT_MODEL)
@@ -280,3 +286,27 @@ def test_a_worker_goes_back_if_its_new_way_leaves_the_certificate_and_its_batche
     found = find_record(order)
     assert found is not None
     assert found.way.backend == "openvino"
+
+
+def test_a_long_pass_is_measured_in_shared_memory_like_work_in_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks: list[int | None] = []
+    send = Channel.send
+
+    def note(channel: Channel, message: object, block: int | None = None) -> None:
+        if isinstance(message, Encode):
+            blocks.append(block)
+        send(channel, message, block)
+
+    monkeypatch.setattr(Channel, "send", note)
+    (tmp_path / BEHAVIOURS).write_text(json.dumps({"torch": {"seconds": 0.0}}))
+    order = EncoderOrder(CARD, DEVICE, "torch", "auto", 1, tmp_path)
+    factory = "tests.tuned_encoder:TunedEncoder"
+    starter = RunnerStarter(factory, order, os.environ, collective_timeout_seconds=1)
+    batches = [Batch.from_ids([np.array([1, number], np.int32)]) for number in range(NUM_BLOCKS + 20)]
+    with Trial(starter, load_seconds=60, answer_seconds=60) as trial:
+        assert trial.measure(batches) > 0
+        assert len(blocks) == len(batches)
+        assert None not in blocks, "a batch without a block goes through the pipe, which is slower"
+        assert [rows.matrix[0, 1] for rows in trial.encode(batches[:5])] == [0, 1, 2, 3, 4]
