@@ -27,6 +27,8 @@ DEAREST_FIRST := tests/acceptance tests/integration tests/integrations tests/con
 # Further flags of `make test-tail`, for example TAIL_FLAGS=--require-browser, with which tests of the console fail without a Chromium.
 TAIL_FLAGS ?=
 SOAK_SECONDS ?= 600
+# Versions for `make test-torch`; without any, those that tools/torch_versions.py lists.
+TORCH_VERSIONS ?=
 # Further flags of `docker build` for `make release`, for example IMAGE_FLAGS='--build-arg TORCH_INDEX_URL=https://…'.
 IMAGE_FLAGS ?=
 # Names and options for `make bench`, for example BENCH_FLAGS='engine --repeat 1'.
@@ -39,7 +41,7 @@ STALE := torch-build-changes
 endif
 endif
 
-.PHONY: help setup run up test test-tail test-again test-blackbox test-browser test-images test-all soak mutants check lint bench docs docs-serve wheel release lock clean torch-build-changes
+.PHONY: help setup run up test test-tail test-again test-blackbox test-browser test-images test-torch test-all soak mutants check lint bench docs docs-serve wheel release lock clean torch-build-changes
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -72,6 +74,9 @@ test-images: setup ## Build both images and run docker-compose.yml: use, kill, u
 
 test-all: lint ## Before a release: core, tail and slow tests: a minute of chaos, outages, an old release next to a new one
 	$(PYTEST) $(PARALLEL) -m '' tests/blackbox tests/browser $(DEAREST_FIRST)
+
+test-torch: setup ## Run the tests of the engine with other versions of torch, each installed apart (TORCH_VERSIONS="2.11.0 2.15.0", TORCH_INDEX_URL)
+	$(BIN)/python -m tools.torch_versions --torch-index='$(TORCH_INDEX_URL)' $(TORCH_VERSIONS)
 
 soak: setup ## Kill and stop processes at random under load for ten minutes (SOAK_SECONDS=3600 for an hour)
 	$(PYTEST) -m '' tests/acceptance/test_chaos.py --soak-seconds=$(SOAK_SECONDS)
