@@ -130,7 +130,8 @@ def test_a_switch_is_taken_and_the_vectors_are_those_without_it(
 def pack(name: str, device: str, dtype: torch.dtype, kernel: str, **more: Any) -> PackedNetwork:
     transformer = make_transformer(name, **more).to(device, dtype)
     network: Any = SimpleNamespace(transformer=transformer, dense=nn.Sequential(), modes=("mean",))
-    return PackedNetwork(network, kernel)
+    is_causal = read_attention_shape(transformer.config).is_causal
+    return PackedNetwork(network, kernel, shares_prefixes=is_causal)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -9,8 +9,8 @@ import difflib
 import importlib.util
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from typing import Final
 
 from vectormill.domain.errors import ConfigurationError, ModelError
@@ -125,9 +125,12 @@ def is_installed(requirement: str) -> bool:
     """Return whether a package, or C_COMPILER, is installed on this machine."""
     if requirement == C_COMPILER:
         return any(map(shutil.which, ("gcc", "clang", "cc")))  # Triton looks for the first two
-    with suppress(ModuleNotFoundError):  # of a package that would contain it
-        return importlib.util.find_spec(requirement) is not None
-    return False
+    name, *parts = requirement.split(".")
+    spec = importlib.util.find_spec(name)
+    for part in parts:  # find_spec of a module inside would import the package, which may fail or take memory
+        name += f".{part}"
+        spec = spec and PathFinder.find_spec(name, spec.submodule_search_locations)
+    return spec is not None
 
 
 def choose_switches(
@@ -165,6 +168,10 @@ def parse_switches(wanted: str) -> tuple[str, ...] | None:
         return ()
     for name in sorted(names - {AUTO}):
         if name not in SWITCHES:
+            if name == NONE:
+                raise ConfigurationError(
+                    "The switch none turns all others off; remove it, or the names beside it."
+                )
             nearest = difflib.get_close_matches(name, [*SWITCHES, AUTO, NONE], n=1, cutoff=0)
             raise ConfigurationError(
                 f"Unknown switch {name!r}; did you mean {nearest[0]}? Expected auto (those that are faster on the "
@@ -192,7 +199,7 @@ def describe_retired(wanted: str) -> str:
         return ""
     return (
         f"VECTORMILL_WORKER_SWITCHES names {' and '.join(names)}, which is no switch any more: "
-        "it is always on wherever it is possible. Remove it."
+        "it is on wherever it is possible. Remove it, or set auto to have the others measured."
     )
 
 

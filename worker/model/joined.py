@@ -33,18 +33,18 @@ class JoinedProducts(nn.Module):
         self.sizes = [len(next(product.parameters())) for product in products]
         self.joined = join_weights(products)
         self._states: Tensor | None = None
-        self._parts: list[Tensor] = []
+        self._parts: dict[int, Tensor] = {}
 
     def forward(self, states: Tensor) -> Tensor:
-        first, *self._parts = self.joined(states).split(self.sizes, dim=-1)
+        self._parts = dict(enumerate(self.joined(states).split(self.sizes, dim=-1)))
         self._states = states
-        return first
+        return self._parts.pop(0)
 
-    def take_next(self, states: Tensor) -> Tensor:
-        """Return the next part. Raises RuntimeError for states that the parts were not computed from."""
-        if self._states is not states:
-            raise RuntimeError("joined products are computed from different states")
-        part = self._parts.pop(0)
+    def take(self, number: int, states: Tensor) -> Tensor:
+        """Return a part once. Raises RuntimeError if there is none that was computed from these states."""
+        part = self._parts.pop(number, None)
+        if part is None or self._states is not states:
+            raise RuntimeError("joined products are computed from different states, or one of them twice")
         if not self._parts:
             self._states = None
         return part
@@ -53,15 +53,16 @@ class JoinedProducts(nn.Module):
 class LaterProduct(nn.Module):
     """Returns the part of a product that is computed together with an earlier one."""
 
-    def __init__(self, products: JoinedProducts) -> None:
+    def __init__(self, products: JoinedProducts, number: int) -> None:
         super().__init__()
+        self._number = number
         # A child is registered once, in the place of the first product, so that its weights are found and moved once.
         object.__setattr__(self, "_products", products)
 
     _products: JoinedProducts
 
     def forward(self, states: Tensor) -> Tensor:
-        return self._products.take_next(states)
+        return self._products.take(self._number, states)
 
 
 def join_products(transformer: nn.Module, run: Callable[[], object], fewest: int = NUM_OF_ATTENTION) -> None:
@@ -73,12 +74,12 @@ def join_products(transformer: nn.Module, run: Callable[[], object], fewest: int
         if len(names) >= fewest:
             joined = JoinedProducts([getattr(parent, name) for name in names])
             setattr(parent, names[0], joined)
-            for name in names[1:]:
-                setattr(parent, name, LaterProduct(joined))
+            for number, name in enumerate(names[1:], start=1):
+                setattr(parent, name, LaterProduct(joined, number))
 
 
 def record_calls(run: Callable[[], object]) -> list[Call]:
-    """Return the calls of modules during `run`. No tensor is kept longer than without."""
+    """Return the calls of modules during `run`. References are weak, so that no tensor lives longer for them."""
     calls: list[Call] = []
 
     def note(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -110,7 +111,7 @@ def find_joinable(transformer: nn.Module, calls: list[Call]) -> Iterator[tuple[n
             parent, name = homes[module]
             calls_by_parent[parent].append((name, states))
     for parent, own in calls_by_parent.items():
-        # Python keeps one reference for a tensor, which is another one than that of a later tensor in its place.
+        # Weak references to one tensor are the same object, also after the tensor is gone and its memory used again.
         runs = [tuple(name for name, _ in same) for _, same in groupby(own, lambda call: id(call[1]))]
         for names in dict.fromkeys(runs):
             is_steady = all(each == names or not {*each} & {*names} for each in runs)

@@ -36,7 +36,7 @@ def find_shared_prefixes(
         return {}
     content, width = values.tobytes(), values.shape[1] * values.itemsize
     texts = [content[start:end] for start, end in pairwise((cu_seqlens * width).tolist())]
-    # In this order no sequence before it has more tokens in common with a sequence than the one right before.
+    # In sorted order a sequence has the longest prefix in common with the one right before it.
     order = np.array(sorted(range(len(texts)), key=texts.__getitem__))
     earlier, later = cu_seqlens[order[:-1]], cu_seqlens[order[1:]]
     # Compare each with the one before it, token by token, as far as the shorter one goes.

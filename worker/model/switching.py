@@ -151,7 +151,7 @@ def multiply_with_gelu(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def fuse_gelus(network: PackedNetwork, compute_probes: "ComputeProbes") -> "Undo":
-    """Replace each product with a bias whose result is the input of a GELU, and that GELU, which is observed.
+    """Observe which products with a bias are followed by a GELU, and replace each such pair by a GeluProduct.
 
     Raises ValueError if there is none.
     """
@@ -171,7 +171,7 @@ def fuse_gelus(network: PackedNetwork, compute_probes: "ComputeProbes") -> "Undo
     }
     before = []
     for activation, products in read_by.items():
-        if None not in products and is_gelu(activation):
+        if None not in products and {activation, *products} <= homes.keys() and is_gelu(activation):
             for old, new in ((activation, nn.Identity()), *((each, GeluProduct(each)) for each in products)):
                 before.append((*homes[old], old))
                 setattr(*homes[old], new)
@@ -325,7 +325,7 @@ STEPS: Final[Mapping[str, Step]] = {
     **{name: Step(partial(attend_by, version)) for name, version in FLASH_VERSIONS.items()},
     "fused_gelu": Step(fuse_gelus),
     # A product has a relative error of 4 % in a random direction, and so has a sum of products: a cosine of
-    # 0.999. Further layers of the model increase it.
+    # 0.999. Each further layer adds to the error.
     "fp8": Step(scale_layers, smallest_cosine=0.99, is_final=True),
     "compile": Step(compile_graphs),
 }
@@ -339,7 +339,7 @@ def apply_switches(
 ) -> tuple[SwitchChoice, ...]:
     """Turn the chosen switches on, and off again if they fail or change results. Return the choices.
 
-    Raises ModelError if a switch that was requested by name fails or if the device is lost, and NotUndone if
+    Raises ModelError if a switch that was requested by name fails or if the device is lost, and SwitchNotReverted if
     a switch cannot be undone.
     """
     settled = {choice.name: choice for choice in choices}
@@ -347,7 +347,7 @@ def apply_switches(
     expected = compute_probes() if wanted else []
     smallest_cosine: float | None = None
     for name in wanted:
-        # Behind products of 8 bits every other rounding changes which of two numbers they get.
+        # After fp8 a tiny difference may round a value to the neighbouring 8-bit number: later switches keep its bound.
         bound = smallest_cosine or steps[name].smallest_cosine
         found, flaw = _try_step(network, steps[name], compute_probes, expected, bound)
         if flaw is None:
@@ -381,7 +381,7 @@ def _try_step(
         if expected[0].is_cuda and is_device_lost():
             raise ModelError(
                 f"A switch broke {expected[0].device} for this process ({first_line(error)}); "
-                "set VECTORMILL_WORKER_SWITCHES=none."
+                "set VECTORMILL_WORKER_SWITCHES=none, and VECTORMILL_WORKER_ATTENTION=padded if that does not help."
             ) from error
         found, flaw = [], f"it failed: {first_line(error)}"
     if flaw is not None and undo is not None:

@@ -165,7 +165,7 @@ class TorchEncoder(Encoder):
     ) -> tuple[SwitchChoice, ...]:
         """Apply the requested switches to the packed network, and return each with whether it is on.
 
-        Raises ModelError if a switch that was requested by name fails, and NotUndone if one cannot be undone.
+        Raises ModelError if a switch that was requested by name fails, and SwitchNotReverted if one cannot be undone.
         """
         padded_because = "" if packed is not None else attention.reason
         choices = choose_switches(order.switches, order.device, padded_because, order.way)

@@ -29,7 +29,8 @@ STALE_AFTER: Final = timedelta(days=1)
 class TuningKey:
     """What the speed of a model depends on. What was found holds in the same circumstances only.
 
-    `libraries` are those that compute, with their versions, and the device's driver. `num_workers` share the device.
+    `libraries` are those that compute, with their versions, and on a GPU its driver and the switches that are possible
+    there. `num_workers` share the device.
     Backend, precision, attention and switches are as in an EncoderOrder, mostly "auto".
     """
 

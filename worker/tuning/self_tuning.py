@@ -1,4 +1,4 @@
-"""SelfTuning: a worker looks for the fastest way to run its model, once it has nothing else to do."""
+"""SelfTuning: a worker looks for the fastest way to run its model, once it is idle, or has been busy for long."""
 
 import logging
 import threading

@@ -190,7 +190,7 @@ class WayTuner:
             yield trial
 
     def _make_workloads(self) -> tuple[TrialWork, ...]:
-        """Return batches of each length, which differ in no other way from those of texts."""
+        """Return batches for each length, laid out as those of real texts are."""
         longest = self.order.card.max_tokens
         wanted = BATCH_TOKENS.get(self.order.device.kind, ACCELERATOR_BATCH_TOKENS)
         workloads = {}

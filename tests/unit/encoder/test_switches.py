@@ -130,6 +130,18 @@ def test_what_changes_vectors_is_tried_only_where_it_is_named_beside_auto() -> N
         parse_switches("auto,plain")
 
 
+def test_a_module_inside_a_broken_package_is_found_without_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_flash" / "cute").mkdir(parents=True)
+    (tmp_path / "broken_flash" / "__init__.py").write_text("raise ImportError('undefined symbol')")
+    (tmp_path / "broken_flash" / "cute" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert is_installed("broken_flash.cute")
+    assert not is_installed("broken_flash.other")
+    assert not is_installed("no_such_package.cute")
+
+
 def test_a_compiler_is_found_by_the_names_that_the_compilers_look_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -158,7 +170,7 @@ def test_a_switch_that_is_needed_no_more_stops_no_worker_and_is_told(
     assert parse_switches(load_worker_settings(switches=names).switches) == left
     (message,) = caplog.messages
     assert message.startswith(
-        f"VECTORMILL_WORKER_SWITCHES names {told}, which is no switch any more: it is always on"
+        f"VECTORMILL_WORKER_SWITCHES names {told}, which is no switch any more: it is on"
     )
 
 

@@ -123,7 +123,7 @@ def test_nothing_of_a_pass_is_held_behind_it() -> None:
     join(layer)
     layer(states_of())
     (joined,) = (module for module in layer.modules() if isinstance(module, JoinedProducts))
-    assert (joined._states, joined._parts) == (None, [])
+    assert (joined._states, joined._parts) == (None, {})
 
 
 def test_parts_of_different_states_are_refused_rather_than_mixed_up() -> None:
@@ -132,6 +132,17 @@ def test_parts_of_different_states_are_refused_rather_than_mixed_up() -> None:
     layer.one(states_of())
     with pytest.raises(RuntimeError, match="computed from different states"):
         layer.two(states_of())
+
+
+def test_each_part_is_taken_once_and_in_any_order() -> None:
+    layer, states = Layer(), states_of()
+    expected = layer.three(states), layer.two(states)
+    join(layer)
+    layer.one(states)
+    for found, own in zip((layer.three(states), layer.two(states)), expected, strict=True):
+        torch.testing.assert_close(found, own)
+    with pytest.raises(RuntimeError, match="or one of them twice"):
+        layer.three(states)
 
 
 def test_products_that_differ_in_kind_or_are_not_always_computed_together_stay_apart() -> None:
