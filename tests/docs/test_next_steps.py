@@ -47,6 +47,7 @@ PARSED: Final = {
         "schedules create 1 --cron 0 2 * * *", "submit texts.jsonl --collection docs",
         "submit 1 --collection 1 --api-url 1",
     ),
+    "What it calls is tested without it (tests/integration/engine/test_tuning.py).": ("tune 1",),
     "Its own tests run it: test_api_sources.py, test_items_command.py, test_models_command.py, test_certify.py.": (
         "certify 1", "items delete docs --from keys.txt", "models remove 1", "push 1 1", "sources set 1 --push",
     ),
@@ -134,7 +135,7 @@ def test_options_in_sentences_exist() -> None:
         (each.place, option)
         for each in SENTENCES
         if len(each.text.split()) > 2
-        for option in OPTION.findall(re.sub("`python -m [^`]*`", "", each.text))
+        for option in OPTION.findall(re.sub("`(python -m|docker) [^`]*`", "", each.text))
     }
     assert len(named) > 50
     assert {(place, option) for place, option in named if option not in known} == set()

@@ -541,7 +541,7 @@ def check_loaded(engine: Engine, certificate: Certificate | None) -> str:
     certified = [each.combination for each in certificate.measurements]
     if any((each.backend, each.precision) == (backend, precision) for each in certified):
         return ""
-    return f"its certificate has no measurement of {backend} {precision}, see `vectormill certify`"
+    return f"its certificate has no measurement of {backend} {precision}: run `vectormill certify {certificate.model}`"
 
 
 def make_texts(spec: EncodingSpec, seed: int) -> list[bytes]:

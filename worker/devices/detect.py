@@ -139,7 +139,7 @@ def describe_shared_memory(devices: Sequence[Device], path: Path = SHARED_MEMORY
         return ""
     return (
         f"{path} has {free_bytes >> 20} MiB, and GPUs without peer access exchange tensors there, so NCCL may fail or "
-        "hang. Start the container with --shm-size 2g, in Compose with shm_size: 2gb."
+        "hang. Start the container by `docker run --shm-size 2g`, or in Compose with shm_size: 2gb."
     )
 
 

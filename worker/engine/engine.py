@@ -133,7 +133,9 @@ class Engine:
         if sharing is None and self.tuned is None and len(list_ways(order)) > 1:
             is_tried = device.kind == CUDA  # by the worker itself (worker.tuning.self_tuning)
             self.way_note = (
-                "not yet measured here" if is_tried else "not measured here, see `vectormill tune`"
+                "not yet measured here"
+                if is_tried
+                else f"not measured here: `vectormill tune {card.name}` does"
             )
         self._executor = Executor(
             RunnerStarter(

@@ -266,7 +266,9 @@ def test_a_worker_goes_back_if_its_new_way_leaves_the_certificate_and_its_batche
         raise ModelError("another vector is certified")
 
     with running(new_cache_dir(), {"openvino": SLOW, "torch": FAST}) as engine:
-        assert "`vectormill tune`" in engine.report()["way"]["reason"], "nothing was measured yet"
+        assert f"`vectormill tune {CARD.name}`" in engine.report()["way"]["reason"], (
+            "nothing was measured yet"
+        )
         texts = [f"text {place}".encode() for place in range(5000)]
         engine.encode(EncodeRequest("all", SPEC, texts, False, 1000), threading.Event())
         assert engine.report()["budgets"]["up to 64"]["max_batch_tokens"] > 1024, "batches have grown"

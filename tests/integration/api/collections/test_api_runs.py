@@ -92,7 +92,7 @@ def test_a_collection_without_source_or_texts_has_nothing_to_read(engine: Engine
     with pytest.raises(ApiError, match="no source and stores no texts"):
         client.reindex("bare")
     assert client.start_run("bare", "check")["kind"] == "check"
-    with pytest.raises(ApiError, match="does not exist"):
+    with pytest.raises(ApiError, match="There is no collection 'missing'"):
         client.reindex("missing")
     with pytest.raises(ApiError, match="no run with this id"):
         client.run("7")
