@@ -133,7 +133,8 @@ class Handle:
 def test_another_flash_attention_is_activated_and_given_back_when_it_differs(
     name: str, version: str, agrees: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch's own registry, with an implementation that needs no card."""
+    """torch's own registry, with an implementation that needs no card. It is as if torch 2.11 had later arguments."""
+    monkeypatch.setattr(switching, "CAN_LIMIT_SPLITS", True)
     handle = Handle()
     monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, version, lambda: handle)
     states = iter([STATES, STATES if agrees else STATES.flip(0)])
@@ -146,6 +147,16 @@ def test_another_flash_attention_is_activated_and_given_back_when_it_differs(
         assert handle.is_removed != agrees
     finally:
         restore_flash_attention_impl(_raise_warn=False)
+
+
+@pytest.mark.parametrize("name", FLASH_VERSIONS)
+def test_another_flash_attention_stays_off_where_a_text_would_depend_on_its_batch(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switching, "CAN_LIMIT_SPLITS", False)
+    network: Any = SimpleNamespace(reference=None)
+    (choice,) = apply_switches(network, [SwitchChoice(name, True, "measured", False)], lambda: [STATES])
+    assert (choice.is_on, "cannot forbid it to split sequences" in choice.reason) == (False, True)
 
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
@@ -226,6 +237,8 @@ def test_the_operator_gives_what_the_restored_numbers_give(has_bias: bool) -> No
     states, weight = scale_rows(random_rows(32)), scale_rows(random_rows(48))
     bias = 100 * torch.randn(48, generator=RANDOM).bfloat16() if has_bias else None
     expected = multiply_restored(*states, *weight, bias)
+    if torch.__version__ < "2.12":
+        pytest.skip("torch 2.11 multiplies rows with scales of their own on GPUs alone")
     found = multiply_scaled(*states, *weight, bias)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float(), expected, rtol=2**-7, atol=1e-2)
