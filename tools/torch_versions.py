@@ -41,7 +41,7 @@ def try_version(version: str, index: str, tests: tuple[str, ...]) -> str:
     with TemporaryDirectory(prefix="vectormill-torch-") as folder:
         python = make_environment(Path(folder))
         chosen = ["--index-url", index] if index else []
-        # What torch needs comes with it, although a version of it may be there: they fit together.
+        # Packages that torch requires are installed again, in the versions that fit this torch.
         wanted = ["--ignore-installed", "--quiet", *chosen, f"torch=={version}"]
         if subprocess.run([python, "-m", "pip", "install", *wanted], check=False).returncode:
             return "not available here"

@@ -92,7 +92,7 @@ class Compiled:
         return NUM_KINDS.get(self.name, 1) * (1 + self.shape.is_causal)
 
     def encode(self, lengths: list[int]) -> Tensor:
-        """Of each length a part of the same tokens, which batches with an even number of sequences share."""
+        """Return the states of sequences of these lengths; an even number of them share the longest possible prefix."""
         tokens = np.random.default_rng(sum(lengths))
         ids = [tokens.integers(2, 300, length).astype(np.int32) for length in lengths]
         is_shared = self.shape.is_causal and len(lengths) % 2 == 0
@@ -233,7 +233,7 @@ def test_a_compiled_model_gives_the_vectors_of_one_that_is_not(
 
 @NEEDS_COMPILER
 def test_a_residual_and_its_norm_are_one_kernel() -> None:
-    """Of Inductor, by the operations in the names of its kernels."""
+    """The names of the kernels that Inductor writes say which operations each of them fuses."""
     model = Compiled("bert")
     code: list[str] = []
     with torch._inductor.config.patch({"fx_graph_cache": False}):

@@ -192,13 +192,7 @@ def quote(
         told = client.quote_objects(input, **columns, pair=pair, format=format, **chosen)
     else:
         items = read_input(
-            str(input),
-            key_field,
-            text_field,
-            pair_field,
-            strict=strict,
-            metadata_fields=metadata_field or (),
-            format=format,
+            str(input), key_field, text_field, pair_field, metadata_field, strict=strict, format=format
         )
         told = client.quote(items, gzip=gzip, **chosen)
     figures = dict(told)

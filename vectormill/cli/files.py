@@ -19,16 +19,16 @@ def read_input(
     key_field: str | None,
     text_field: str,
     pair_field: str | None = None,
+    metadata_fields: Sequence[str] | None = None,
     *,
     strict: bool,
-    metadata_fields: Sequence[str] = (),
     format: str | None = None,
 ) -> "Iterable[ItemJson]":
     """Return the items of a file. The first item, or with `strict` every item, is validated now."""
     from vectormill.rows.columns import Columns
     from vectormill.rows.inputs import RowReading, look_at_texts, read_texts
 
-    columns = Columns(text_field, key_field, pair_field, tuple(metadata_fields))
+    columns = Columns(text_field, key_field, pair_field, tuple(metadata_fields or ()))
     return look_at_texts(read_texts(input, RowReading(columns, is_strict=strict), format), whole=strict)
 
 

@@ -114,15 +114,7 @@ def submit(
             unique=unique,
             **shared,
         )
-    items = read_input(
-        input,
-        key_field,
-        text_field,
-        pair_field,
-        strict=strict,
-        metadata_fields=metadata_field or (),
-        format=format,
-    )
+    items = read_input(input, key_field, text_field, pair_field, metadata_field, strict=strict, format=format)
     named = {**name_file(input), **(parse_metadata(metadata) or {})} or None
     return client.submit(items, metadata=named, gzip=gzip, **shared)
 

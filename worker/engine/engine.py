@@ -127,7 +127,7 @@ class Engine:
             switches=settings.switches,
             is_reproducible=settings.reproducible,
         )
-        # What was found about the ways to run the model, and what else there is to say about the one in service.
+        # The record of the measured ways, if there is one, and a note on the way in service for reports.
         self.tuned = find_record(order) if sharing is None else None
         self.way_note = ""
         if sharing is None and self.tuned is None and len(list_ways(order)) > 1:

@@ -237,6 +237,7 @@ def test_the_operator_gives_what_the_restored_numbers_give(has_bias: bool) -> No
     states, weight = scale_rows(random_rows(32)), scale_rows(random_rows(48))
     bias = 100 * torch.randn(48, generator=RANDOM).bfloat16() if has_bias else None
     expected = multiply_restored(*states, *weight, bias)
+    # On a processor there is nothing to compare with on 2.11; tests/gpu compares on a card.
     if torch.__version__ < "2.12":
         pytest.skip("torch 2.11 multiplies rows with scales of their own on GPUs alone")
     found = multiply_scaled(*states, *weight, bias)
