@@ -11,8 +11,11 @@ DECLARED: Final = "vectormill/domain/vector_type.py"
 ALLOWED: Final = {
     "api/openai/operations.py": "types of embeddings in Cohere's API",
     "api/openai/routes.py": "types of embeddings in Cohere's API",
+    "vectormill/batches/endpoints.py": "types of embeddings in /v1/embeddings, as in vLLM",
     "vectormill/batches/operations.py": "a format of OpenAPI",
     "vectormill/cli/estimate.py": "the default of --vector-type",
+    "vectormill/client/aio/searches.py": "types of embeddings in /v1/embeddings, made from its endpoint",
+    "vectormill/client/sync/searches.py": "types of embeddings in /v1/embeddings, made from its endpoint",
     "vectormill/collections/collection.py": "a reserved word of SQL",
     "vectormill/integrations/spark.py": "a type of Spark",
     "vectormill/runs/differences.py": "a type of Postgres",

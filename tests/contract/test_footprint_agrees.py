@@ -121,8 +121,11 @@ def read_card(folder: Path) -> ModelCard:
 
 
 def make_batch(card: ModelCard, num_sequences: int, length: int) -> Batch:
-    """Texts of which one is shorter, so that there is padding, and with it a mask; all outputs are asked for."""
-    rows = [np.arange(5, 5 + length - (row == 0), dtype=np.int32) for row in range(num_sequences)]
+    """Texts of which one is shorter, so that there is padding, and with it a mask; all outputs are asked for.
+
+    No two begin alike: what texts of a causal model share is computed once, which the prediction leaves out.
+    """
+    rows = [np.arange(5 + row, 5 + row + length - (row == 0), dtype=np.int32) for row in range(num_sequences)]
     if card.is_extractor:
         return make_extraction(rows)
     batch = Batch.from_ids(rows)
